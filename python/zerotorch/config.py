@@ -76,6 +76,15 @@ class DeepSpeedConfig:
         return torch.bfloat16 if self.resolved["bf16"]["enabled"] else torch.float32
 
     @property
+    def updates_in_backward(self) -> bool:
+        return bool(self.resolved["zerotorch"]["step_in_backward"])
+
+    @property
+    def refuses_writes(self) -> bool:
+        """Updates run while the program does, so that it may write parameters in a GatheredParameters only."""
+        return self.updates_in_backward or bool(self.resolved["zerotorch"]["delayed_update"])
+
+    @property
     def logs_comms(self) -> bool:
         return bool(self.resolved.get("comms_logger", {}).get("enabled", False))
 

@@ -104,7 +104,7 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
         self._holds_shards_only = are_released(names)
         handles = raw_access.attach(module, names, config.stage, self, core.world_size)
         if optimizer is not None:
-            optimizer.life = self._life
+            handles += optimizer.join(self._life, config.updates_in_backward)
         self._changes = ModuleChanges(flags.keep_frozen(), names, handles)
         self._changes.restore_with(core)
         if config.logs_comms:
@@ -126,13 +126,18 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward, also when the engine has ended. With fp16.auto_cast floating-point inputs are cast to
         fp16."""
-        if not self._core.is_destroyed:
+        if not self.has_ended:
             self._core.begin_forward()
-        if self.module.training:
-            self.tput_timer.start()
+            if self.module.training:
+                self.tput_timer.start()
         if self._config.auto_casts:
             args, kwargs = tree_map_only(torch.Tensor, _to_half, (args, kwargs))
         return self.module(*args, **kwargs)
+
+    @property
+    def has_ended(self) -> bool:
+        """It was destroyed, or replaced by another engine. Local."""
+        return self._core.is_destroyed
 
     def _require_training(self, call: str) -> None:
         if self.optimizer is None:
@@ -154,6 +159,8 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
         self._require_training("backward()")
         if not isinstance(loss, torch.Tensor):
             raise UsageError(f"backward() needs a tensor, got {type(loss).__name__}")
+        assert self.optimizer is not None
+        self.optimizer.before_backward()
         steps = self.gradient_accumulation_steps()
         self._core.backward(loss, retain_graph, 1.0 if scale_wrt_gas else float(steps))
         if steps > 1 and not self._said_scaling:
@@ -189,7 +196,7 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
         later in it: they cannot be dropped alone. Without an optimizer, or when the engine has ended, the module's
         gradients are plain ones, and are dropped as such.
         """
-        if self.optimizer is None or self._core.is_destroyed:
+        if self.optimizer is None or self.has_ended:
             self.module.zero_grad(set_to_none)
         else:
             self._core.zero_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -49,7 +49,9 @@ class ZeroOptimizer(OptimizerNames, ZeROOptimizer, torch.optim.Optimizer):
         self.client = client
         if client is not None:
             self.param_groups = client.param_groups
-        self.life = Life()
+        self._life = Life()
+        self._updates_in_backward = False
+        self._is_ready = False  # the update that comes has its hyper-parameters
         self._core: _C.Engine | None = None
         self._names: dict[torch.nn.Parameter, str] = {}
         self._pushed: list[dict[str, Any]] = []
@@ -74,6 +76,16 @@ class ZeroOptimizer(OptimizerNames, ZeROOptimizer, torch.optim.Optimizer):
             self.client.state = states  # type: ignore[assignment]
             self.client.state_dict = _refuse_to_save  # type: ignore[method-assign]
             self.client.load_state_dict = _refuse_to_load  # type: ignore[method-assign]
+
+    def join(self, life: Life, updates_in_backward: bool) -> list[Any]:
+        """Follows its engine's life. Returns handles of the hooks that this needs on parameters, to be removed with the
+        engine."""
+        self._life = life
+        self._updates_in_backward = updates_in_backward
+        if not updates_in_backward:
+            return []
+        hook = _before_gradients(weakref.ref(self))
+        return [parameter.register_hook(hook) for parameter in self._names if parameter.requires_grad]
 
     def detach(self) -> None:
         """The engine is gone: the client's optimizer is an ordinary one again."""
@@ -115,20 +127,35 @@ class ZeroOptimizer(OptimizerNames, ZeROOptimizer, torch.optim.Optimizer):
             raise UsageError("step(closure): the engine's backward() runs before step(), and once")
         if self._core is None:
             raise UsageError("step() of an optimizer that belongs to no engine")
-        self.life.require_trainable()
+        self._life.require_trainable()
         skipped, steps = self._core.skipped_steps, self._core.global_steps
         self._look_for_another_step()
-        if self._core.is_gradient_accumulation_boundary():
-            self._call_hooks("_optimizer_step_pre_hooks", torch_optimizer._global_optimizer_pre_hooks)
-        self.push()
+        self._make_ready()
         before = self._values_of_groups()
-        self._core.step()
+        try:
+            self._core.step()
+        finally:
+            self._is_ready = False
         self.overflow = self._core.skipped_steps > skipped
         if self._core.global_steps > steps:
             self._check_same_on_all_ranks(before)
             self._call_hooks("_optimizer_step_post_hooks", torch_optimizer._global_optimizer_post_hooks)
         if self.client is not None:
             self.client._opt_called = True  # type: ignore[attr-defined]  # torch's schedulers ask whether it was stepped
+
+    def before_backward(self) -> None:
+        """Where backward updates, the update's hooks and hyper-parameters come before it. Local."""
+        if self._updates_in_backward:
+            self._make_ready()
+
+    def _make_ready(self) -> None:
+        """Once for a step(): what the update goes by is what the groups say now."""
+        if self._is_ready or self._core is None:
+            return
+        if self._core.is_gradient_accumulation_boundary():
+            self._call_hooks("_optimizer_step_pre_hooks", torch_optimizer._global_optimizer_pre_hooks)
+        self.push()
+        self._is_ready = True
 
     step.hooked = True  # type: ignore[attr-defined]  # torch would call hooks at every micro-batch
 
@@ -222,6 +249,18 @@ class ZeroOptimizer(OptimizerNames, ZeROOptimizer, torch.optim.Optimizer):
     @property
     def parameter_offload(self) -> Any:
         return _NoOffload()
+
+
+def _before_gradients(reference: weakref.ref[ZeroOptimizer]) -> Callable[[torch.Tensor], None]:
+    """A hook of parameters that comes before the engine takes their gradients, in any backward of the program's. It
+    refers to the optimizer weakly: parameters must not keep their engine."""
+
+    def hook(_: torch.Tensor) -> None:
+        optimizer = reference()
+        if optimizer is not None:
+            optimizer.before_backward()
+
+    return hook
 
 
 class _NoModule(torch.nn.Module):

@@ -380,3 +380,86 @@ def remembered(folder: str, stage: int) -> int:
 @pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 3)])
 def test_extra_states_of_modules_are_saved(tmp_path: Path, ranks: int, stage: int) -> None:
     assert run(ranks, remembered, str(tmp_path), stage) == [3] * ranks
+
+
+# ---- updates in backward ----
+
+
+def scheduled(how: str, optimizer: torch.optim.Optimizer) -> Callable[[int], None]:
+    """What a program does before each step."""
+    group = optimizer.param_groups[0]
+    if how == "schedule":
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.1)
+        return lambda step: schedule.step() if step > 0 else None
+    if how == "hook":
+        optimizer.register_step_pre_hook(halve)
+        return lambda step: None
+    edits = {"lr": ("lr", 0.0), "decay": ("weight_decay", 0.5), "betas": ("betas", (0.5, 0.6))}
+    key, value = edits[how]
+    return lambda step: group.update({key: value}) if step == 2 else None
+
+
+def adamw(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(module.parameters(), lr=0.1)
+
+
+def updated_in_backward(how: str, own_backward: bool) -> list[torch.Tensor]:
+    import zerotorch
+
+    module = build()
+    client = adamw(module)
+    config = {**CONFIG, "zero_optimization": {"stage": 2}, "zerotorch": {"step_in_backward": True}}
+    engine = zerotorch.initialize(model=module, optimizer=client, config=config)[0]
+    before = scheduled(how, client)
+    for step in range(STEPS):
+        before(step)
+        loss = engine(batch(step)).square().mean()
+        loss.backward() if own_backward else engine.backward(loss)
+        engine.step()
+    weights = [p.detach().clone() for p in module.parameters()]
+    engine.destroy()
+    return weights
+
+
+@pytest.mark.parametrize("own_backward", [False, True])
+@pytest.mark.parametrize("how", ["schedule", "lr", "decay", "betas", "hook"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_update_in_backward_goes_by_what_the_groups_say(ranks: int, how: str, own_backward: bool) -> None:
+    module = build()
+    optimizer = adamw(module)
+    before = scheduled(how, optimizer)
+    for step in range(STEPS):
+        before(step)
+        optimizer.zero_grad()
+        module(batch(step)).square().mean().backward()
+        optimizer.step()
+    for weights in run(ranks, updated_in_backward, how, own_backward):
+        torch.testing.assert_close(weights, [p.detach() for p in module.parameters()], rtol=1e-5, atol=1e-6)
+
+
+def warmed_up(in_backward: bool) -> list[torch.Tensor]:
+    import zerotorch
+
+    module = build()
+    config = {
+        **CONFIG,
+        "zero_optimization": {"stage": 2},
+        "optimizer": {"type": "SGD", "params": {"lr": 1.0}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1.0, "warmup_num_steps": 10}},
+        "zerotorch": {"step_in_backward": in_backward},
+    }
+    engine = zerotorch.initialize(model=module, model_parameters=module.parameters(), config=config)[0]
+    moved = []
+    for step in range(STEPS):
+        before = module[0].weight.detach().clone()
+        engine.backward(engine(batch(step)).square().mean())
+        engine.step()
+        moved.append(module[0].weight.detach() - before)
+    engine.destroy()
+    return moved
+
+
+def test_a_warm_up_is_the_same_where_backward_updates() -> None:
+    usual, in_backward = run(1, warmed_up, False)[0], run(1, warmed_up, True)[0]
+    assert not usual[0].any() and usual[3].any()
+    torch.testing.assert_close(in_backward, usual, rtol=1e-5, atol=1e-7)
