@@ -28,7 +28,10 @@ ASKED_EARLY = (
 )
 
 # Modules of libraries, and where in zerotorch is the function that gets them as soon as they are imported.
-ADAPTED = {"accelerate.state": ("zerotorch.integrations.hf", "count_ranks")}
+ADAPTED = {
+    "accelerate.state": ("zerotorch.integrations.hf", "count_ranks"),
+    "transformers.trainer": ("zerotorch.integrations.hf", "make_engines_anew"),
+}
 
 
 class Facade(types.ModuleType):

@@ -302,11 +302,9 @@ def test_a_program_that_is_launched(tmp_path: Any, stage: int) -> None:
     assert len(one[1]) == 2 and one[1] == pytest.approx(two[1], rel=1e-6)
 
 
-def best(stage: int) -> tuple[list[float], str]:
-    """What Trainer evaluates while it trains and, with the best of its checkpoints, after that; and its second
-    train()."""
+def best(stage: int) -> list[float]:
+    """What Trainer evaluates while it trains and, with the best of its checkpoints, after that."""
     with hf.libraries(), hf.shared_folder() as folder:
-        import zerotorch
         from transformers import AutoModelForCausalLM
 
         pretrained = hf.save_model(folder)
@@ -317,15 +315,52 @@ def best(stage: int) -> tuple[list[float], str]:
         trainer = hf.make_trainer(AutoModelForCausalLM.from_pretrained(pretrained), args)
         trainer.train()
         trainer.evaluate()
-        evaluated = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
-        with pytest.raises(zerotorch.UsageError) as error:
-            trainer.train()
-        return evaluated, str(error.value)
+        return [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
 
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_goes_back_to_the_best_checkpoint(stage: int) -> None:
-    for evaluated, refused in run(2, best, stage):
-        first, second, at_the_end = evaluated
+    for first, second, at_the_end in run(2, best, stage):
         assert first != second and at_the_end == min(first, second)
-        assert "or a new Trainer" in refused
+
+
+def losses_of(trainer: Any, evaluates_first: bool) -> list[float]:
+    """Of train() twice. The second begins with the weights of the first and a new optimizer."""
+    losses = []
+    for _ in range(2):
+        if evaluates_first:
+            losses.append(trainer.evaluate()["eval_loss"])
+        trainer.train()
+        losses += [entry["loss"] for entry in hf.logged(trainer, "loss")]
+    return losses
+
+
+def again(stage: int, evaluates_first: bool) -> tuple[list[float], list[float]]:
+    with hf.libraries(), hf.shared_folder() as folder:
+        from transformers import AutoModelForCausalLM
+
+        pretrained = hf.save_model(folder)
+        trainer = hf.make_trainer(
+            AutoModelForCausalLM.from_pretrained(pretrained), hf.arguments(folder, config(stage), max_steps=2)
+        )
+        losses = losses_of(trainer, evaluates_first)
+    with hf.alone(), hf.libraries():
+        plain = hf.make_trainer(hf.causal_model(), hf.arguments("/nonexistent", max_steps=2))
+        plain.create_optimizer = _always_new(plain)
+        return losses, losses_of(plain, evaluates_first)
+
+
+def _always_new(trainer: Any) -> Any:
+    create = trainer.create_optimizer
+
+    def create_optimizer(*arguments: Any) -> Any:
+        trainer.optimizer = None
+        return create(*arguments)
+
+    return create_optimizer
+
+
+@pytest.mark.parametrize(("stage", "evaluates_first"), [(2, False), (3, False), (3, True)])
+def test_trains_again(ranks: int, stage: int, evaluates_first: bool) -> None:
+    for losses, wanted in run(ranks, again, stage, evaluates_first):
+        assert losses == pytest.approx(wanted, rel=1e-5)

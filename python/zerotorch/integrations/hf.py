@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +27,8 @@ def configure() -> None:
     except ImportError:
         return
     count_ranks(accelerate.state)
+    if "transformers.trainer" in sys.modules:
+        make_engines_anew(sys.modules["transformers.trainer"])
 
 
 def count_ranks(state: ModuleType) -> None:
@@ -48,6 +51,29 @@ def count_ranks(state: ModuleType) -> None:
 
     prepare_backend._zerotorch_original = original  # type: ignore[attr-defined]
     state.PartialState._prepare_backend = prepare_backend
+
+
+def make_engines_anew(trainer: ModuleType) -> None:
+    """Has the Trainer of `transformers.trainer` make another engine where train() has just ended the last one. Local; a
+    second call does nothing.
+
+    train() begins with accelerate's free_memory(), which destroys the engine of an earlier train() or evaluate(), and
+    goes on with that engine as its wrapped model.
+    """
+    original = trainer.Trainer._wrap_model
+    if hasattr(original, "_zerotorch_original"):
+        return
+
+    @functools.wraps(original)
+    def wrap_model(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        from zerotorch.engine import DeepSpeedEngine
+
+        if isinstance(model, DeepSpeedEngine) and model.has_ended:
+            model, self.deepspeed = self.model, None
+        return original(self, model, *args, **kwargs)
+
+    wrap_model._zerotorch_original = original  # type: ignore[attr-defined]
+    trainer.Trainer._wrap_model = wrap_model
 
 
 def _is_one_of_several_ranks() -> bool:
