@@ -24,10 +24,11 @@ struct SaveOptions {
 };
 
 struct LoadOptions {
-  /// Parameters and buffers only; optimizer, schedule and counters stay as they are.
+  /// Parameters and buffers only; optimizer, schedule, counters and loss scale stay as they are.
   bool module_only = false;
   bool load_optimizer_states = true;
-  /// Includes the step counters and the data position.
+  /// False: the learning-rate schedule, and rates that were set in its place, stay as they are in this engine. Step
+  /// counters, loss scale and data position are loaded in either case.
   bool load_lr_scheduler_states = true;
   /// True: names or shapes that do not match are an error. False: those tensors keep their values and are reported.
   bool strict = true;

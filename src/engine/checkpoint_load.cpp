@@ -38,8 +38,7 @@ LoadReport load_one(Engine::Impl& impl, io::FileSystem& files, const Found& foun
   agree(what, error_of([&] {
           const bool whole = !options.module_only;
           state = SavedState::from_json(found.manifest.state,
-                                        {.optimizer = whole && options.load_optimizer_states,
-                                         .training = whole && options.load_lr_scheduler_states},
+                                        {.optimizer = whole && options.load_optimizer_states, .training = whole},
                                         found.folder);
           frozen = frozen_with_states(impl, saved, state);
         }),

@@ -134,7 +134,7 @@ double Engine::Impl::lr_of(std::size_t optimizer_group) const {
 
 std::int64_t Engine::Impl::schedule_step() const {
   const std::int64_t steps_before = config.scheduler.last_batch_iteration + 1;  // done before this run
-  return training.global_steps - training.scaler.skipped_steps() + steps_before;
+  return training.global_steps - training.scaler.skipped_steps() - training.schedule_begin + steps_before;
 }
 
 void Engine::Impl::refresh_rates() {

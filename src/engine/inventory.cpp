@@ -37,6 +37,7 @@ class InventoryCollector {
                       "tensors); register a tensor made by detach()",
                       item.name));
     }
+    if (is_constant(item.tensor)) return add(ModelView::Buffer{.name = item.name, .tensor = item.tensor});
     const auto index = static_cast<int>(inventory_.parameters.size());
     const auto [found, is_new] = parameter_of_.try_emplace(item.tensor.unsafeGetTensorImpl(), index);
     require_new(inventory_.index_of.emplace(item.name, found->second).second, item.name);
@@ -58,6 +59,11 @@ class InventoryCollector {
   }
 
  private:
+  /// Quantised weights: what no optimizer can update is no parameter to shard, and stays the module's as a buffer.
+  static bool is_constant(const at::Tensor& parameter) {
+    return !parameter.requires_grad() && !parameter.is_floating_point() && !parameter.is_complex();
+  }
+
   /// Names go into JSON.
   static void require_text(const std::string& name) {
     try {
@@ -79,7 +85,8 @@ class InventoryCollector {
 layout::ModuleNode tree_of(const ModelView& model, const Inventory& inventory) {
   std::vector<layout::ParameterName> names;
   for (const auto& item : model.parameters) {
-    if (item.tensor.defined()) names.push_back({item.name, inventory.index_of.find(item.name)->second});
+    const auto found = inventory.index_of.find(item.name);
+    if (found != inventory.index_of.end()) names.push_back({item.name, found->second});
   }
   return layout::module_tree(names);
 }

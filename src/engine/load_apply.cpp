@@ -8,10 +8,6 @@
 namespace zero::engine {
 namespace {
 
-bool takes_training_state(const LoadOptions& options) {
-  return !options.module_only && options.load_lr_scheduler_states;
-}
-
 /// Sums of a run that skips steps may not be finite; here they would be taken.
 void drop_overflow(Engine::Impl& impl) {
   if (impl.config.skips_non_finite()) return;
@@ -57,7 +53,7 @@ void prepare_window(Engine::Impl& impl, const LoadPlan& plan, const LoadOptions&
     training.window_begin = plan.training.window_begin;
     impl.reducer->resume_window();
     impl.gradients->mark_all();
-  } else if (is_repair || takes_training_state(options)) {
+  } else if (is_repair || !options.module_only) {
     training.micro_batches = training.window_begin;
     impl.reducer->start_window();
   }
@@ -71,7 +67,7 @@ void apply_load(Engine::Impl& impl, const LoadPlan& plan, const LoadOptions& opt
   for (const auto& start_anew : plan.to_start_anew) start_anew();
   for (std::size_t p = 0; p < plan.optimizer_steps.size(); ++p)
     impl.optimizer->set_steps_of(static_cast<int>(p), plan.optimizer_steps[p]);
-  if (takes_training_state(options)) go_on_from(impl, plan);
+  if (!options.module_only) go_on_from(impl, plan);
 }
 
 }  // namespace zero::engine

@@ -50,7 +50,7 @@ class LoadPlanner {
     notice_names();
     if (!options_.module_only) {
       if (options_.load_optimizer_states) plan_optimizer_steps();
-      if (options_.load_lr_scheduler_states) plan_training();
+      plan_training();
     }
     return std::move(plan_);
   }
@@ -309,7 +309,17 @@ class LoadPlanner {
     plan_.report.micro_batches = plan_.training.micro_batches;
   }
 
+  /// The schedule is in the counters: one that stays where it is has begun so many updates later.
+  void keep_schedule() {
+    const auto updates = [](const TrainingState& training) {
+      return training.global_steps - training.scaler.skipped_steps();
+    };
+    plan_.training.lr_overrides = impl_.training.lr_overrides;
+    plan_.training.schedule_begin = impl_.training.schedule_begin + updates(plan_.training) - updates(impl_.training);
+  }
+
   void plan_rates() {
+    if (!options_.load_lr_scheduler_states) return keep_schedule();
     const std::size_t groups = impl_.training.lr_overrides.size();
     auto& rates = plan_.training.lr_overrides;
     const std::size_t saved_groups = rates.size();

@@ -205,6 +205,7 @@ std::string SavedState::to_json() const {
       {"optimizer", optimizer},
   };
   if (!cpu_products.is_null()) json["cpu_products"] = cpu_products;
+  if (training.schedule_begin != 0) json["schedule_begin"] = training.schedule_begin;
   if (training.accumulation_steps) json["gradient_accumulation_steps_set"] = true;
   // One number where all groups have it, as before there were several.
   const auto& overrides = training.lr_overrides;
@@ -245,6 +246,11 @@ SavedState SavedState::from_json(const std::string& text, Parts parts, const std
     training.accumulation_steps = state.gradient_accumulation_steps;
   training.global_steps = reader.count("global_steps");
   training.scaler = reader.loss_scaler(training.global_steps);
+  if (!reader.value("schedule_begin").is_null()) {
+    const nlohmann::json begin = reader.value("schedule_begin");
+    if (!begin.is_number_integer()) reader.refuse("schedule_begin");
+    training.schedule_begin = begin.get<std::int64_t>();
+  }
   training.lr_overrides = reader.lr_overrides();
   training.seed = reader.seed();
   state.model_parallel_size = reader.value("model_parallel_size");

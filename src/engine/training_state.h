@@ -16,6 +16,7 @@ struct TrainingState {
   std::int64_t window_begin = 0;                   ///< micro_batches when the running accumulation window began
   std::optional<std::int64_t> accumulation_steps;  ///< set by the program, in place of the configuration's
   optim::LossScaler scaler;
+  std::int64_t schedule_begin = 0;                  ///< updates that the schedule does not count: it began after them
   std::vector<std::optional<double>> lr_overrides;  ///< by optimizer group
 };
 

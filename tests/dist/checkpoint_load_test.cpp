@@ -157,12 +157,13 @@ TEST_F(CheckpointLoad, TheOptionsLoadWhatTheySay) {
     };
     struct Case {
       LoadOptions options;
-      bool states, counters;
+      bool states, counters, schedule;
     };
     for (const Case& which :
-         {Case{{}, true, true}, Case{{.module_only = true}, false, false},
-          Case{{.load_optimizer_states = false}, false, true}, Case{{.load_lr_scheduler_states = false}, true, false},
-          Case{{.load_optimizer_states = false, .load_lr_scheduler_states = false}, false, false}}) {
+         {Case{{}, true, true, true}, Case{{.module_only = true}, false, false, false},
+          Case{{.load_optimizer_states = false}, false, true, true},
+          Case{{.load_lr_scheduler_states = false}, true, true, false},
+          Case{{.load_optimizer_states = false, .load_lr_scheduler_states = false}, false, true, false}}) {
       SCOPED_TRACE(fmt::format("module only {}, states {}, counters {}", which.options.module_only, which.states,
                                which.counters));
       auto engine = layers_engine(group, 2);
@@ -177,12 +178,23 @@ TEST_F(CheckpointLoad, TheOptionsLoadWhatTheySay) {
       EXPECT_EQ(engine.micro_steps(), which.counters ? 5 : 2);
       EXPECT_EQ(report.global_steps, engine.global_steps());
       EXPECT_EQ(report.micro_batches, engine.micro_steps() * 2);
-      EXPECT_EQ(engine.learning_rate(), which.counters ? saved.learning_rate() : lr);
+      EXPECT_EQ(engine.learning_rate(), which.schedule ? saved.learning_rate() : lr);
       EXPECT_NE(lr, saved.learning_rate());
       EXPECT_EQ(any_mentions(report.notices, "optimizer states were not loaded: they stay as they are"),
                 !which.states && !which.options.module_only);
       // What Adam divides by belongs to its states: with both, the next step is that of the other engine.
-      if (which.states && which.counters) {
+      if (!which.schedule && which.counters) {
+        // The schedule goes on from where it was, also through another checkpoint, which replaces none of the first run's.
+        train(engine, 1);
+        auto other = layers_engine(group, 2);
+        train(other, 3);
+        EXPECT_EQ(engine.learning_rate(), other.learning_rate());
+        engine.save_checkpoint(folder + "/again");
+        EXPECT_TRUE(std::filesystem::exists(folder + "/again/global_step6"));
+        auto third = layers_engine(group, 4);
+        third.load_checkpoint(folder + "/again");
+        EXPECT_EQ(third.learning_rate(), other.learning_rate());
+      } else if (which.states && which.counters) {
         auto same = layers_engine(group, 3);
         same.load_checkpoint(folder);
         train(same, 1);
