@@ -84,16 +84,26 @@ void for_each_module(py::handle module, const std::string& prefix, int depth,
   }
 }
 
+/// Norms with running statistics, which their kernels take together with the weights and want in the same dtype.
+bool is_norm_with_statistics(py::handle module) {
+  static const auto* const norms = new py::object(py::module_::import("torch.nn.modules.batchnorm").attr("_NormBase"));
+  return py::isinstance(module, *norms);
+}
+
 void add_tensors(py::handle module, const std::string& prefix, zero::ModelView& view) {
   for (const auto& [key, value] : dictionary(module, names().parameters)) {
     const std::string name = prefix + std::string(py::str(key));
     require_shape(value, name);
     view.parameters.push_back({name, unpack(value)});
   }
+  const bool is_norm = is_norm_with_statistics(module);
   const py::set transient = py::getattr(module, "_non_persistent_buffers_set", py::set());
   for (const auto& [key, value] : dictionary(module, names().buffers)) {
-    view.buffers.push_back(
-        {.name = prefix + std::string(py::str(key)), .tensor = unpack(value), .persistent = !transient.contains(key)});
+    const at::Tensor& tensor = unpack(value);
+    view.buffers.push_back({.name = prefix + std::string(py::str(key)),
+                            .tensor = tensor,
+                            .in_parameter_dtype = is_norm && tensor.defined() && tensor.is_floating_point(),
+                            .persistent = !transient.contains(key)});
   }
 }
 
