@@ -180,6 +180,57 @@ def test_trains_as_plain_torch(ranks: int, stage: int, way: str) -> None:
         assert len(_hashes[kind]) == 1
 
 
+def takes_null() -> bool:
+    from zerotorch.config import DeepSpeedConfig
+    from zerotorch.errors import ConfigError
+
+    try:
+        DeepSpeedConfig({"train_batch_size": 1, "zero_optimization": {"offload_param": {"nvme_path": None}}})
+    except ConfigError:
+        return False
+    return True
+
+
+def without_a_file(stage: int, yaml: bool) -> tuple[list[float], list[float]]:
+    """Losses, and plain torch's, where no JSON is given, but a plugin, or what `accelerate launch` makes of its options and of a YAML."""
+    import os
+    from unittest import mock
+
+    environment = {
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "ACCELERATE_DEEPSPEED_ZERO_STAGE": str(stage),
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "2",
+        "ACCELERATE_GRADIENT_CLIPPING": str(CLIP),
+        "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "none",
+        "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "none",
+        "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "true",
+    }
+    with hf.libraries(), mock.patch.dict(os.environ, environment if yaml else {}):
+        from accelerate import Accelerator
+        from accelerate.utils import DeepSpeedPlugin
+
+        plugin = DeepSpeedPlugin(zero_stage=stage, gradient_accumulation_steps=2, gradient_clipping=CLIP)
+        accelerator = Accelerator(deepspeed_plugin=None if yaml else plugin)
+        model = Model()
+        optimizer = torch.optim.AdamW(groups(model), lr=1e-2)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
+        loader = torch.utils.data.DataLoader(data(), batch_size=2)
+        prepared = accelerator.prepare(model, optimizer, loader, scheduler)
+        assert prepared[0].zero_optimization_stage() == stage
+        losses = epoch(accelerator, *prepared)[0]
+        accelerator.free_memory()
+        return losses, train_plain("torch's")[0][0][:BATCHES]
+
+
+@pytest.mark.parametrize("yaml", [False, True], ids=["plugin", "launch"])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_trains_without_a_file_of_deepspeeds(stage: int, yaml: bool) -> None:
+    if not takes_null():
+        pytest.skip("the schema refuses the null that accelerate gives for nvme_path")
+    for losses, wanted in run(2, without_a_file, stage, yaml):
+        assert losses == pytest.approx(wanted, rel=2e-5)
+
+
 def goes_on(stage: int) -> tuple[list[Any], list[Any], list[bool]]:
     """The second epoch in one go and again after load_state(), and whether the weights have the same bits."""
     with hf.libraries(), hf.shared_folder() as folder:
