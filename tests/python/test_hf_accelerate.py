@@ -192,7 +192,7 @@ def takes_null() -> bool:
 
 
 def without_a_file(stage: int, yaml: bool) -> tuple[list[float], list[float]]:
-    """Losses, and plain torch's, where no JSON is given, but a plugin, or what `accelerate launch` makes of its options and of a YAML."""
+    """Losses, and plain torch's, without JSON: of a plugin, or what `accelerate launch` makes of options and YAML."""
     import os
     from unittest import mock
 
