@@ -193,7 +193,8 @@ class _Builder:
     # ---- the configuration's optimizer ----
 
     def _with_configured(self) -> DeepSpeedEngine:
-        groups = self._groups_of(self.given if self.given is not None else self._trainable())
+        # All where the program names none: what it unfreezes later is to be trained.
+        groups = self._groups_of(self.given if self.given is not None else list(self.names))
         if not self.config.names_optimizer:
             logger.info("neither initialize() nor the configuration names an optimizer: AdamW with its defaults trains")
             self.config = self.config.with_section("optimizer", {"type": "AdamW"})
@@ -251,11 +252,14 @@ class _Builder:
             raise ConfigError("no parameter group has parameters: there is nothing to train")
         if len(groups) == 1 and not taken[0]:
             return []
+        held = [group for group in groups if group["params"]]  # Trainer's group without decay may be empty
         result = []
         for group, values in zip(groups, taken, strict=True):
-            if not group["params"]:  # as Trainer's group without decay may be: the engine gets none of it
+            if not group["params"]:
                 continue
-            result.append({**values, "names": [self.names[parameter] for parameter in group["params"]]})
+            # The only group gets frozen parameters, too: the program may add them to it when it unfreezes them.
+            members = list(self.names) if len(held) == 1 else group["params"]
+            result.append({**values, "names": [self.names[parameter] for parameter in members]})
         return result
 
     def _facade_groups(
@@ -298,10 +302,7 @@ class _Builder:
         text = self.config.with_section("optimizer", {"type": kind, "params": base}).without("scheduler")
         core = _C.initialize(self.model, text, world_group(), self._for_engine(groups), device=self.device)
         optimizer = ZeroOptimizer(client.param_groups, dict(client.defaults), client, kind)
-        numbers = iter(range(len(client.param_groups)))
-        optimizer.attach(
-            core, self.names, [next(numbers) if group["params"] else None for group in client.param_groups]
-        )
+        optimizer.attach(core, self.names, _numbers_of(client.param_groups))
         return self._make(core, optimizer)
 
     def _over_shards(self, client: torch.optim.Optimizer) -> DeepSpeedEngine:
@@ -332,8 +333,14 @@ class _Builder:
             device=self.device,
         )
         optimizer = ZeroOptimizer(client.param_groups, dict(client.defaults), client, name)
-        optimizer.attach(core, self.names, None)
+        optimizer.attach(core, self.names, _numbers_of(client.param_groups), engine_applies=False)
         return self._make(core, optimizer)
+
+
+def _numbers_of(groups: list[dict[str, Any]]) -> list[int | None]:
+    """The engine's numbers of a client's groups: it gets no empty ones."""
+    numbers = iter(range(len(groups)))
+    return [next(numbers) if group["params"] else None for group in groups]
 
 
 def _as_list(parameters: Any) -> list[Any]:

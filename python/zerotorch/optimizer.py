@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -57,18 +58,29 @@ class ZeroOptimizer(OptimizerNames, ZeROOptimizer, torch.optim.Optimizer):
         self._pushed: list[dict[str, Any]] = []
         self._said_replaced = False
         self._indices: list[int | None] | None = None
+        self._numbers: list[int | None] = []
+        self._members: list[list[torch.nn.Parameter]] = []
+        self._outside: list[torch.nn.Parameter] = []  # in no group
         self.overflow = False
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         return self if self.client is None else self.client
 
-    def attach(self, core: _C.Engine, names: dict[torch.nn.Parameter, str], indices: list[int | None] | None) -> None:
-        """Goes with an engine from here on. `indices`: the engine's number of each group, None for an empty one; None
-        in place of the list: hyper-parameters are the client's optimizer's to apply."""
+    def attach(
+        self,
+        core: _C.Engine,
+        names: dict[torch.nn.Parameter, str],
+        numbers: list[int | None],
+        engine_applies: bool = True,
+    ) -> None:
+        """Goes with an engine from here on. `numbers`: the engine's number of each group, None for an empty one. Without
+        `engine_applies` hyper-parameters are the client's optimizer's to apply."""
         self._core = core
         self._names = names
-        self._indices = indices
+        self._numbers = numbers
+        self._indices = numbers if engine_applies else None
+        self._take_members()
         self._pushed = [_live_values(group) for group in self.param_groups]
         states = _State(self)
         self.state = states  # type: ignore[assignment]
@@ -101,11 +113,7 @@ class ZeroOptimizer(OptimizerNames, ZeROOptimizer, torch.optim.Optimizer):
         """Gives the engine what has changed in `param_groups`. Local."""
         if self._core is None:
             return
-        if len(self.param_groups) != len(self._pushed):
-            raise UsageError(
-                "the optimizer has got a parameter group since initialize(), which the engine would not train: give it "
-                "all parameters before (frozen ones may be unfrozen later), or make a new engine"
-            )
+        self.check_members()
         if self._indices is None:
             return
         for index, group in enumerate(self.param_groups):
@@ -120,6 +128,61 @@ class ZeroOptimizer(OptimizerNames, ZeROOptimizer, torch.optim.Optimizer):
             if changed and number is not None:
                 self._core.set_parameter_group(number, changed)
                 self._pushed[index] = now
+
+    def check_members(self) -> None:
+        """Follows parameters that have joined the group in which the engine has them. Raises UsageError for other changes
+        of groups, and for parameters that would be trained though no group has them. Local."""
+        if len(self.param_groups) != len(self._members):
+            raise UsageError(
+                "the optimizer has got a parameter group since initialize(), which the engine would not train: give it "
+                "all parameters before (frozen ones may be unfrozen later), or make a new engine"
+            )
+        for index, group in enumerate(self.param_groups):
+            now, before = group["params"], self._members[index]
+            if len(now) == len(before) and all(map(operator.is_, now, before)):
+                continue
+            self._check_changed_group(index, now, before)
+            self._take_members()
+        for parameter in self._outside:
+            if parameter.requires_grad:
+                raise UsageError(
+                    f"parameter '{self._names[parameter]}' requires a gradient and is in no parameter group of the "
+                    "optimizer, which in plain torch would not train it: freeze it (requires_grad_(False)), or give the "
+                    "optimizer all parameters before initialize() (frozen ones may be unfrozen later)"
+                )
+
+    def _take_members(self) -> None:
+        self._members = [list(group["params"]) for group in self.param_groups]
+        held = {parameter for members in self._members for parameter in members}
+        self._outside = [parameter for parameter in self._names if parameter not in held]
+
+    def _check_changed_group(
+        self, index: int, now: list[torch.nn.Parameter], before: list[torch.nn.Parameter]
+    ) -> None:
+        stayed, was = {id(parameter) for parameter in now}, {id(parameter) for parameter in before}
+        for parameter in before:
+            if id(parameter) not in stayed and parameter.requires_grad:
+                raise UsageError(
+                    f"parameter '{self._names[parameter]}' was taken out of group {index} of the optimizer since "
+                    "initialize(), and the engine would go on training it there: freeze it (requires_grad_(False)), set "
+                    "the group's rate, or make a new engine"
+                )
+        for parameter in now:
+            if id(parameter) in was:
+                continue
+            name = self._names.get(parameter)
+            if name is None or self._engines_group_of(name) != self._numbers[index]:
+                what = "a tensor that is no parameter of the engine's module" if name is None else f"parameter '{name}'"
+                raise UsageError(
+                    f"group {index} of the optimizer has got {what} since initialize(), which the engine would not train "
+                    "there: give it before (frozen ones may be unfrozen later), or make a new engine"
+                )
+
+    def _engines_group_of(self, name: str) -> int:
+        """Also of a frozen parameter, which the engine has in none yet: the only one there is."""
+        assert self._core is not None
+        number = self._core.parameter_group_of(name)
+        return 0 if number < 0 and self._core.parameter_groups == 1 else number
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Ends a micro-batch, as the engine's step() does; schedulers are stepped by that one only. *Collective.*"""
@@ -147,6 +210,8 @@ class ZeroOptimizer(OptimizerNames, ZeROOptimizer, torch.optim.Optimizer):
         """Where backward updates, the update's hooks and hyper-parameters come before it. Local."""
         if self._updates_in_backward:
             self._make_ready()
+        else:  # before the engine counts gradients of parameters that were unfrozen
+            self.check_members()
 
     def _make_ready(self) -> None:
         """Once for a step(): what the update goes by is what the groups say now."""

@@ -382,6 +382,117 @@ def test_extra_states_of_modules_are_saved(tmp_path: Path, ranks: int, stage: in
     assert run(ranks, remembered, str(tmp_path), stage) == [3] * ranks
 
 
+# ---- groups that a program edits ----
+
+
+def sgd_of_all(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), lr=0.1)
+
+
+def sgd_in_two_groups(module: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD([{"params": module[0].parameters()}, {"params": module[2].parameters(), "lr": 0.0}], lr=0.1)
+
+
+def sgd_of_the_last(module: Any) -> torch.optim.Optimizer:
+    module[0].requires_grad_(False)
+    return torch.optim.SGD(module[2].parameters(), lr=0.1)
+
+
+def nadam_of_all(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.NAdam(module.parameters(), lr=0.1)
+
+
+def takes_out(module: Any, optimizer: torch.optim.Optimizer) -> None:
+    group = optimizer.param_groups[-1]
+    group["params"] = [p for p in group["params"] if p is not module[2].weight]
+
+
+def moves(module: Any, optimizer: torch.optim.Optimizer) -> None:
+    takes_out(module, optimizer)
+    optimizer.param_groups[0]["params"].append(module[2].weight)
+
+
+def freezes_and_takes_out(module: Any, optimizer: torch.optim.Optimizer) -> None:
+    module[2].weight.requires_grad_(False)
+    takes_out(module, optimizer)
+
+
+def unfreezes(module: Any, optimizer: torch.optim.Optimizer) -> None:
+    module[0].requires_grad_(True)
+
+
+def unfreezes_and_adds(module: Any, optimizer: torch.optim.Optimizer) -> None:
+    unfreezes(module, optimizer)
+    optimizer.param_groups[0]["params"] += list(module[0].parameters())
+
+
+def adds_a_stranger(module: Any, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0]["params"].append(nn.Parameter(torch.ones(1)))
+
+
+EDITS: dict[str, tuple[Make, Callable[[Any, torch.optim.Optimizer], None], str]] = {
+    "taken out": (sgd_of_all, takes_out, "'2.weight' was taken out of group 0"),
+    "taken out, over shards": (nadam_of_all, takes_out, "'2.weight' was taken out of group 0"),
+    "moved": (sgd_in_two_groups, moves, "group 0 of the optimizer has got parameter '2.weight'"),
+    "unfrozen, in no group": (sgd_of_the_last, unfreezes, "'0.weight' requires a gradient and is in no"),
+    "a stranger": (sgd_of_all, adds_a_stranger, "no parameter of the engine's module"),
+    "frozen and taken out": (sgd_of_all, freezes_and_takes_out, ""),
+    "unfrozen and added": (sgd_of_the_last, unfreezes_and_adds, ""),
+}
+
+
+def edited(case: str, stage: int, own_backward: bool) -> list[torch.Tensor] | None:
+    """Weights after another step; None where it was refused and nothing has changed."""
+    import zerotorch
+
+    make, edit, refusal = EDITS[case]
+    module = build()
+    client = make(module)
+    config = {**CONFIG, "zero_optimization": {"stage": stage}}
+    engine = zerotorch.initialize(model=module, optimizer=client, config=config)[0]
+
+    def weights() -> list[torch.Tensor]:
+        with zerotorch.zero.GatheredParameters(list(module.parameters())):
+            return [p.detach().clone() for p in module.parameters()]
+
+    def step(number: int) -> None:
+        loss = engine(batch(number)).square().mean()
+        loss.backward() if own_backward else engine.backward(loss)
+        engine.step()
+
+    step(0)
+    edit(module, client)
+    before = weights()
+    if not refusal:
+        step(1)
+        return weights()
+    with pytest.raises(zerotorch.UsageError, match=refusal):
+        step(1)
+    assert all(torch.equal(a, b) for a, b in zip(weights(), before, strict=True))
+    return None
+
+
+@pytest.mark.parametrize("own_backward", [False, True])
+@pytest.mark.parametrize(("ranks", "stage"), [(1, 2), (2, 3)])
+@pytest.mark.parametrize("case", EDITS)
+def test_groups_that_a_program_edits_are_followed_or_refused(
+    case: str, ranks: int, stage: int, own_backward: bool
+) -> None:
+    make, edit, refusal = EDITS[case]
+    module = build()
+    optimizer = make(module)
+    for step in range(2):
+        optimizer.zero_grad()
+        module(batch(step)).square().mean().backward()
+        optimizer.step()
+        if step == 0:
+            edit(module, optimizer)
+    for weights in run(ranks, edited, case, stage, own_backward):
+        assert (weights is None) == bool(refusal)
+        if weights is not None:
+            torch.testing.assert_close(weights, [p.detach() for p in module.parameters()], rtol=1e-5, atol=1e-6)
+
+
 # ---- updates in backward ----
 
 
