@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from zerotorch.distributed import first_problem
 from zerotorch.errors import CheckpointError
 from zerotorch.utils.logging import log_dist
 
@@ -37,6 +38,7 @@ if __name__ == "__main__":
 
 def save(engine: DeepSpeedEngine, folder: str, tag: str, state: dict[str, Any], save_latest: bool) -> None:
     """*Collective.* Raises CheckpointError on every rank."""
+    engine._life.require_trainable()
     try:
         text = _to_json(engine, state) if engine.global_rank == 0 else "{}"
     except Exception as error:
@@ -96,29 +98,71 @@ def load(
     if not tag and not _has_checkpoint(folder):
         log_dist(f"load_checkpoint: there is no checkpoint in '{folder}'", ranks=[0])
         return None, None
+    tag = tag or _latest(folder)
+    _check_groups(engine, Path(folder) / tag, options)
     with frozen_for_evaluation(engine):
         report = engine._core.load_checkpoint(
             folder,
-            tag or _latest(folder),
+            tag,
             options.module_only,
             options.load_optimizer_states,
             options.load_lr_scheduler_states,
             options.strict,
         )
-    saved = _from_json(report["client_state"])
-    _set_extra_states(engine.module, saved.extra_states)
-    optimizer = engine.optimizer
-    if optimizer is not None and not options.module_only:
-        if options.load_optimizer_states and saved.groups is not None:
-            optimizer.load_groups(saved.groups)
-        if options.load_lr_scheduler_states and engine.lr_scheduler is not None:
-            _load_scheduler(engine, saved.scheduler)
-        optimizer.push()
+    with _to_the_end(engine):
+        saved = _from_json(report["client_state"])
+        _apply(engine, saved, options)
     for notice in report["notices"]:
         log_dist(f"load_checkpoint: {notice}", ranks=[0])
     engine.client_state = saved.client_state
     path = os.path.join(folder, report["tag"]) if report["tag"] else report["folder"]
     return path, saved.client_state
+
+
+def _apply(engine: DeepSpeedEngine, saved: _Saved, options: LoadOptions) -> None:
+    """What is the program's, after the engine's own."""
+    _set_extra_states(engine.module, saved.extra_states)
+    optimizer = engine.optimizer
+    if optimizer is None or options.module_only:
+        return
+    if options.load_optimizer_states and saved.groups is not None:
+        optimizer.load_groups(saved.groups)
+    if options.load_lr_scheduler_states and engine.lr_scheduler is not None:
+        _load_scheduler(engine, saved.scheduler)
+    optimizer.push()
+
+
+def _check_groups(engine: DeepSpeedEngine, folder: Path, options: LoadOptions) -> None:
+    """Raises ConfigError before anything is changed. A checkpoint that cannot be read is the engine's to report."""
+    if engine.optimizer is None or options.module_only or not options.load_optimizer_states:
+        return
+    try:
+        client_state = json.loads((folder / "manifest.json").read_text())["client_state"]
+        groups = _from_json(json.dumps(client_state)).groups
+    except Exception:
+        return
+    if groups is not None:
+        engine.optimizer.check_groups(groups)
+
+
+@contextlib.contextmanager
+def _to_the_end(engine: DeepSpeedEngine) -> Iterator[None]:
+    """Of a load that changes values: where it fails on some rank, all ranks refuse to train until another one succeeds.
+    *Collective.* Raises CheckpointError."""
+    problem: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        problem = error
+    why = first_problem(None if problem is None else f"{type(problem).__name__}: {problem}")
+    if why is None:
+        engine._life.load_succeeded()
+        return
+    engine._life.load_failed(why)
+    raise CheckpointError(
+        f"load_checkpoint() failed after weights had been replaced: {why}. Training and saving are refused until another "
+        "load succeeds"
+    ) from problem
 
 
 def write_weights(state: dict[str, torch.Tensor], folder: str, name: str) -> None:

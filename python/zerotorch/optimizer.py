@@ -300,13 +300,17 @@ class ZeroOptimizer(OptimizerNames, ZeROOptimizer, torch.optim.Optimizer):
     def groups_to_save(self) -> list[dict[str, Any]]:
         return [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
 
-    def load_groups(self, saved: list[dict[str, Any]]) -> None:
-        """Hyper-parameters as they were saved, where there are as many groups."""
+    def check_groups(self, saved: list[dict[str, Any]]) -> None:
+        """Raises ConfigError unless there are as many groups as were saved."""
         if len(saved) != len(self.param_groups):
             raise ConfigError(
                 f"the checkpoint has {len(saved)} parameter groups and the optimizer {len(self.param_groups)}: load it "
                 "with load_optimizer_states=False, or make the same groups"
             )
+
+    def load_groups(self, saved: list[dict[str, Any]]) -> None:
+        """Hyper-parameters as they were saved, where there are as many groups."""
+        self.check_groups(saved)
         for group, values in zip(self.param_groups, saved, strict=True):
             group.update(values)
 

@@ -235,3 +235,101 @@ def latest_of_nothing(folder: str) -> None:
 
 def test_latest_that_names_nothing_is_an_error(tmp_path: Path) -> None:
     run(1, latest_of_nothing, str(tmp_path))
+
+
+# ---- loads that fail ----
+
+
+class Picky(torch.nn.Linear):
+    """Refuses its extra state on one rank."""
+
+    refuses = True
+
+    def get_extra_state(self) -> Any:
+        return {"kind": "picky"}
+
+    def set_extra_state(self, state: Any) -> None:
+        if Picky.refuses and torch.distributed.get_rank() == torch.distributed.get_world_size() - 1:
+            raise ValueError("not this state")
+
+
+def of_two_layers(picky: bool, groups: int, scheduler: Any = None) -> Any:
+    import zerotorch
+
+    torch.manual_seed(groups)
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), (Picky if picky else torch.nn.Linear)(4, 1))
+    parameters = [{"params": list(part.parameters()), "lr": 0.1} for part in module]
+    client = torch.optim.AdamW(parameters if groups == 2 else module.parameters())
+    settings = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
+    return zerotorch.initialize(model=module, optimizer=client, lr_scheduler=scheduler, config=settings)[0]
+
+
+def one_step(engine: Any) -> None:
+    engine.backward(engine(torch.ones(1, 3)).square().mean())
+    engine.step()
+
+
+class OfAnother:
+    refuses = True
+
+    def step(self) -> None:
+        pass
+
+    def state_dict(self) -> Any:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None:
+        if self.refuses:
+            raise KeyError("last_epoch")
+
+
+def refused_before(folder: str) -> None:
+    import zerotorch
+
+    saved = of_two_layers(False, 1)
+    one_step(saved)
+    saved.save_checkpoint(folder)
+    engine = of_two_layers(False, 2)
+    one_step(engine)
+    before = [p.detach().clone() for p in engine.module.parameters()]
+    with pytest.raises(zerotorch.ConfigError, match="1 parameter groups and the optimizer 2"):
+        engine.load_checkpoint(folder)
+    assert all(torch.equal(a, b) for a, b in zip(engine.module.parameters(), before, strict=True))
+    one_step(engine)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_checkpoint_of_other_groups_changes_nothing(tmp_path: Path, ranks: int) -> None:
+    run(ranks, refused_before, str(tmp_path))
+
+
+def refused_half_way(folder: str, of_scheduler: bool) -> None:
+    import zerotorch
+
+    Picky.refuses = OfAnother.refuses = True
+    scheduler = OfAnother() if of_scheduler else None
+    engine = of_two_layers(not of_scheduler, 1, scheduler)
+    one_step(engine)
+    engine.save_checkpoint(folder)
+    with pytest.raises(zerotorch.CheckpointError, match="KeyError" if of_scheduler else "not this state"):
+        engine.load_checkpoint(folder)
+    loss = engine(torch.ones(1, 3)).sum()
+    for call in (
+        lambda: engine.backward(loss),
+        engine.step,
+        engine.optimizer.step,
+        lambda: engine.save_checkpoint(folder),
+    ):
+        with pytest.raises(zerotorch.CheckpointError, match="failed after weights had been replaced"):
+            call()
+    Picky.refuses = OfAnother.refuses = False
+    engine.load_checkpoint(folder)
+    one_step(engine)
+
+
+@pytest.mark.parametrize("of_scheduler", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_load_that_fails_half_way_ends_training_until_another_succeeds(
+    tmp_path: Path, ranks: int, of_scheduler: bool
+) -> None:
+    run(ranks, refused_half_way, str(tmp_path), of_scheduler)

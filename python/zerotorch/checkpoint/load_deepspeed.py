@@ -26,7 +26,7 @@ def load(engine: DeepSpeedEngine, folder: str, tag: str, options: LoadOptions) -
     Every rank reads the files, one tensor at a time.
 
     Raises:
-        CheckpointError: before anything is changed, where names or shapes are others than the model's.
+        CheckpointError: before anything is changed, where names, shapes or states are others than the model's.
     """
     saved = deepspeed_folder.read(folder, tag or None, options.trust)
     optimizer = engine.optimizer
@@ -35,6 +35,27 @@ def load(engine: DeepSpeedEngine, folder: str, tag: str, options: LoadOptions) -
         saved = saved.with_parameter_groups(_names_by_group(engine))
     shapes = {name: tuple(parameter.shape) for parameter, name in engine._names.items()}
     _check(saved, engine, shapes, options.strict)
+    if with_states:
+        _check_states(saved, engine)
+    try:
+        _apply(engine, saved, options, shapes, with_states)
+    except Exception as error:
+        engine._life.load_failed(f"{type(error).__name__}: {error}")
+        raise
+    engine._life.load_succeeded()
+    log_dist(f"load_checkpoint: went on from DeepSpeed {saved.ds_version}, stage {saved.stage}, tag {saved.tag}", [0])
+    engine.client_state = saved.client_state
+    return os.path.join(folder, saved.tag), saved.client_state
+
+
+def _apply(
+    engine: DeepSpeedEngine,
+    saved: DeepSpeedCheckpoint,
+    options: LoadOptions,
+    shapes: dict[str, tuple[int, ...]],
+    with_states: bool,
+) -> None:
+    optimizer = engine.optimizer
     for name, shape in shapes.items():
         if name in saved.weights and tuple(saved.weights.lazy[name].shape) == shape:
             engine._core.set_full_weight(name, saved.weights[name])
@@ -51,9 +72,6 @@ def load(engine: DeepSpeedEngine, folder: str, tag: str, options: LoadOptions) -
                 for group, rate in zip(optimizer.param_groups, engine.lr_scheduler.get_lr(), strict=True):
                     group["lr"] = rate
         optimizer.push()
-    log_dist(f"load_checkpoint: went on from DeepSpeed {saved.ds_version}, stage {saved.stage}, tag {saved.tag}", [0])
-    engine.client_state = saved.client_state
-    return os.path.join(folder, saved.tag), saved.client_state
 
 
 def _names_by_group(engine: DeepSpeedEngine) -> list[list[str]]:
@@ -86,18 +104,27 @@ def _check(
     )
 
 
-def _load_states(engine: DeepSpeedEngine, saved: DeepSpeedCheckpoint) -> None:
-    assert engine.optimizer is not None
-    updates = {}
+def _states_of(engine: DeepSpeedEngine, name: str) -> set[str]:
+    return set(engine._core.optimizer_states(name)) if name in engine._names.values() else set()
+
+
+def _check_states(saved: DeepSpeedCheckpoint, engine: DeepSpeedEngine) -> None:
     for name, states in saved.optimizer_states.items():
-        mine = set(engine._core.optimizer_states(name)) if name in engine._names.values() else set()
-        if not mine:
-            continue
-        if not mine & set(states):
+        mine = _states_of(engine, name)
+        if mine and not mine & set(states):
             raise CheckpointError(
                 f"{saved.folder}: the checkpoint has the states {sorted(states)} of '{name}' and this engine's optimizer "
                 f"{sorted(mine)}: use the same optimizer, or load with load_optimizer_states=False"
             )
+
+
+def _load_states(engine: DeepSpeedEngine, saved: DeepSpeedCheckpoint) -> None:
+    assert engine.optimizer is not None
+    updates = {}
+    for name, states in saved.optimizer_states.items():
+        mine = _states_of(engine, name)
+        if not mine:
+            continue
         for key in mine & set(states):
             engine._core.set_full_optimizer_state(name, key, states[key])
         updates[name] = saved.steps.get(name, 0)
