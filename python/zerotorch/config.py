@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from zerotorch import _C
+from zerotorch.config_names import ConfigNames
 from zerotorch.errors import ConfigError
 
 #: Sections in which "auto" is a value.
@@ -22,7 +23,7 @@ _WITH_OWN_AUTO = ("zerotorch", "pipeline")
 _OF_PYTHON = ("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer")
 
 
-class DeepSpeedConfig:
+class DeepSpeedConfig(ConfigNames):
     """A configuration, read and checked.
 
     Args:

@@ -146,3 +146,27 @@ def test_the_report_of_an_environment(capsys: pytest.CaptureFixture[str]) -> Non
     printed = capsys.readouterr().out
     assert "cpu_adam" in printed and torch.__version__ in printed
     assert git_version_info.torch_info["version"] == ".".join(torch.__version__.split(".")[:2])
+
+
+def test_members_of_a_configuration() -> None:
+    import zerotorch
+
+    given = {
+        "train_batch_size": 8,
+        "gradient_accumulation_steps": 2,
+        "gradient_clipping": 0.5,
+        "fp16": {"enabled": True, "initial_scale_power": 5},
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
+        "zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 7, "offload_param": {"device": "cpu"}},
+    }
+    config = zerotorch.DeepSpeedConfig(given)
+    assert (config.train_batch_size, config.train_micro_batch_size_per_gpu) == (8, 4)
+    assert (config.gradient_accumulation_steps, config.gradient_clipping) == (2, 0.5)
+    assert config.zero_enabled and config.zero_optimization_stage == 3 and config.zero_config.prefetch_bucket_size == 7
+    assert config.zero_config.offload_param.device == "cpu" and config.zero_config.offload_optimizer is None  # type: ignore[union-attr]
+    assert config.float16_config.initial_dynamic_scale() == 32 and not config.bfloat16_config.enabled
+    assert config.optimizer_name == "adamw" and config.optimizer_params == {"lr": 0.1} and config.scheduler_name is None
+    assert not config.monitor_config.enabled and config._param_dict is given
+    assert zerotorch.DeepSpeedConfig({"train_micro_batch_size_per_gpu": 3}).train_batch_size == 3
+    older = {"train_batch_size": 1, "zero_optimization": {"stage": 2, "mics_shard_size": -1}}
+    assert zerotorch.DeepSpeedConfig(older).zero_config.stage == 2

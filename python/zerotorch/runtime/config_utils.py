@@ -38,6 +38,11 @@ class DeepSpeedConfigModel:
         hints = typing.get_type_hints(cls)
         return {name: kind for name, kind in hints.items() if typing.get_origin(kind) is not ClassVar}
 
+    @classmethod
+    def known_keys(cls) -> set[str]:
+        """Names of members, and their other names."""
+        return {*cls._kinds(), *cls._aliases}
+
     def model_dump(self) -> dict[str, Any]:
         """The values by name, sections inside as dictionaries."""
         return {
