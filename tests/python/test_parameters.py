@@ -424,3 +424,49 @@ def test_local_parts_and_counted_communication(store: str) -> None:
     assert first["numel"] + second["numel"] == 64 * 48
     assert first["part"] and second["part"]
     assert first["counted"], "comms_logger.enabled counts"
+
+
+# ---- writes beside updates ----
+
+
+def written_in_a_scope(stage: int, key: str) -> None:
+    """Below stage 3, where an update may run while the program does."""
+    import zerotorch
+
+    module, plain = nn.Linear(3, 2), nn.Linear(3, 2)
+    with torch.no_grad():
+        for p, q in zip(module.parameters(), plain.parameters(), strict=True):
+            q.copy_(p.fill_(0.5))
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_clipping": 0,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+        "zero_optimization": {"stage": stage},
+        "zerotorch": {key: True},
+    }
+    engine = zerotorch.initialize(model=module, model_parameters=module.parameters(), config=config)[0]
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for step in range(3):
+        for parameters in ([module.bias, module.weight], module.weight):  # whatever their order
+            with zerotorch.zero.GatheredParameters(parameters, modifier_rank=0), torch.no_grad():
+                if engine.global_rank == 0:
+                    module.weight.mul_(0.5)
+            with torch.no_grad():
+                plain.weight.mul_(0.5)
+        x = torch.full((1, 3), step + 1.0)
+        engine.backward(engine(x).square().mean())
+        engine.step()
+        optimizer.zero_grad()
+        plain(x).square().mean().backward()
+        optimizer.step()
+        engine.finish_update()
+    torch.testing.assert_close(module.weight.detach().clone(), plain.weight.detach())
+    torch.testing.assert_close(module.bias.detach().clone(), plain.bias.detach())
+    engine.destroy()
+
+
+@pytest.mark.parametrize("key", ["delayed_update", "step_in_backward"])
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_scope_takes_writes_that_are_refused_outside(ranks: int, stage: int, key: str) -> None:
+    run(ranks, written_in_a_scope, stage, key)

@@ -62,8 +62,8 @@ class GatheredParameters:
         if not enabled:
             return
         given = [params] if isinstance(params, torch.Tensor) else list(params or ())
-        managed: list[Any] = [p for p in given if isinstance(p, torch.Tensor) and hasattr(p, "ds_id")]
-        self.params = sorted(dict.fromkeys(managed), key=_number)
+        managed: list[Any] = [p for p in given if isinstance(p, torch.Tensor) and _is_managed(p)]
+        self.params = sorted(dict.fromkeys(managed), key=_place)
 
     def __enter__(self) -> None:
         if not self.enabled:
@@ -115,8 +115,19 @@ class GatheredParameters:
         self._placed = []
 
 
-def _number(parameter: Any) -> int:
-    return int(parameter.ds_id)
+def _is_managed(parameter: torch.Tensor) -> bool:
+    """Those of stage 3 and zero.Init, and below it those that the program may write in a scope only."""
+    if hasattr(parameter, "ds_id"):
+        return True
+    engine = engine_of(parameter)
+    return engine is not None and engine._config.refuses_writes
+
+
+def _place(parameter: Any) -> tuple[int, str]:
+    """By which parameters have the same order on all ranks."""
+    if hasattr(parameter, "ds_id"):
+        return int(parameter.ds_id), ""
+    return -1, engine_of(parameter)._names[parameter]
 
 
 def engine_of(parameter: torch.Tensor) -> Any:
