@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from zerotorch.distributed import first_problem
-from zerotorch.errors import CheckpointError
+from zerotorch.errors import ArgumentError, CheckpointError
 from zerotorch.utils.logging import log_dist
 
 if TYPE_CHECKING:
@@ -49,6 +49,15 @@ def save(engine: DeepSpeedEngine, folder: str, tag: str, state: dict[str, Any], 
         engine._core.save_checkpoint(folder, tag, text, save_latest)
     if engine.global_rank == 0:
         _write_script(Path(folder) / "zero_to_fp32.py")
+
+
+def path_of(value: Any, argument: str) -> str:
+    """Of a folder or file that a program gives. Raises ArgumentError where it gives none."""
+    if isinstance(value, (str, os.PathLike)):
+        path = os.fspath(value)
+        if isinstance(path, str) and path:
+            return path
+    raise ArgumentError(f"{argument} is {value!r}: give a path (a str or an os.PathLike)")
 
 
 @contextlib.contextmanager

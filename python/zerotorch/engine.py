@@ -525,7 +525,8 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
             client_state: what the program wants back from load_checkpoint(); rank 0's is kept.
             exclude_frozen_parameters: frozen parameters are saved all the same, so that a checkpoint is complete.
         """
-        checkpoint_io.save(self, str(save_dir), "" if tag is None else str(tag), client_state or {}, save_latest)
+        folder = checkpoint_io.path_of(save_dir, "save_checkpoint(save_dir=)")
+        checkpoint_io.save(self, folder, "" if tag is None else str(tag), client_state or {}, save_latest)
         return True
 
     def load_checkpoint(
@@ -557,7 +558,8 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
             strict=load_module_strict,
             trust=trust,
         )
-        return checkpoint_io.load(self, str(load_dir), "" if tag is None else str(tag), options)
+        folder = checkpoint_io.path_of(load_dir, "load_checkpoint(load_dir=)")
+        return checkpoint_io.load(self, folder, "" if tag is None else str(tag), options)
 
     def module_state_dict(
         self,
@@ -597,9 +599,11 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
     ) -> bool:
         """Writes whole weights in the module's dtype to one file, by torch.save or safetensors, at every stage.
         *Collective.*"""
+        folder = checkpoint_io.path_of(save_dir, "save_16bit_model(save_dir=)")
+        name = checkpoint_io.path_of(save_filename, "save_16bit_model(save_filename=)")
         state = self._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters)
         if state is not None:
-            checkpoint_io.write_weights(state, str(save_dir), save_filename)
+            checkpoint_io.write_weights(state, folder, name)
         return True
 
     save_fp16_model = save_16bit_model
@@ -607,11 +611,11 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
     def load_full_weights(self, path: Any, strict: bool = True) -> dict[str, Any]:
         """Replaces weights and buffers by those of a whole model: safetensors (file, index or folder) or a file of
         torch.save(). One rank reads, one tensor at a time. *Collective.*"""
-        return self._core.load_full_weights(str(path), strict)
+        return self._core.load_full_weights(checkpoint_io.path_of(path, "load_full_weights(path=)"), strict)
 
     def save_full_weights(self, folder: Any, dtype: str = "module") -> dict[str, Any]:
         """Writes safetensors that Hugging Face's loaders read. *Collective.*"""
-        return self._core.save_full_weights(str(folder), dtype)
+        return self._core.save_full_weights(checkpoint_io.path_of(folder, "save_full_weights(folder=)"), dtype)
 
 
 Engine = DeepSpeedEngine

@@ -35,6 +35,10 @@ class UsageError(ZeroError, AssertionError):
     """A call that the program should not have made. DeepSpeed asserts there, and so tests expect AssertionError."""
 
 
+class ArgumentError(UsageError, ValueError):
+    """An argument with a value that the call cannot take. DeepSpeed raises ValueError there."""
+
+
 class ModelError(UsageError):
     """A module that cannot be trained or sharded as asked: an unknown parameter, a shape that changed, and so on."""
 

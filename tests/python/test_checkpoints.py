@@ -333,3 +333,29 @@ def test_a_load_that_fails_half_way_ends_training_until_another_succeeds(
     tmp_path: Path, ranks: int, of_scheduler: bool
 ) -> None:
     run(ranks, refused_half_way, str(tmp_path), of_scheduler)
+
+
+def without_a_folder(folder: str) -> None:
+    import zerotorch
+
+    engine = of_two_layers(False, 1)
+    for given in (None, "", 5, b"folder"):
+        for call in (
+            engine.save_checkpoint,
+            engine.load_checkpoint,
+            engine.save_16bit_model,
+            engine.load_full_weights,
+            engine.save_full_weights,
+            lambda name: engine.save_16bit_model(folder, name),
+        ):
+            with pytest.raises(ValueError, match="give a path") as error:
+                call(given)
+            assert isinstance(error.value, zerotorch.UsageError)
+    engine.save_checkpoint(Path(folder) / "saved")
+    engine.save_16bit_model(Path(folder) / "weights")
+    engine.load_checkpoint(Path(folder) / "saved")
+    assert sorted(path.name for path in Path(folder).iterdir()) == ["saved", "weights"]
+
+
+def test_what_is_no_path_is_refused(tmp_path: Path) -> None:
+    run(1, without_a_folder, str(tmp_path))
