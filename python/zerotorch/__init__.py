@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from zerotorch.config import DeepSpeedConfig as DeepSpeedConfig
     from zerotorch.distributed import init_distributed as init_distributed
     from zerotorch.engine import DeepSpeedEngine as DeepSpeedEngine
+    from zerotorch.joint_loss import backward as backward
     from zerotorch.errors import DeepSpeedConfigError as DeepSpeedConfigError
     from zerotorch.runtime.base_optimizer import DeepSpeedOptimizer as DeepSpeedOptimizer
     from zerotorch.runtime.base_optimizer import ZeROOptimizer as ZeROOptimizer

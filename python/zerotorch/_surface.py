@@ -24,6 +24,7 @@ NAMES = {
     "ZeroError": "zerotorch.errors",
     "add_config_arguments": "zerotorch.arguments",
     "add_tuning_arguments": "zerotorch.runtime.lr_schedules",
+    "backward": "zerotorch.joint_loss",
     "compare": "zerotorch._compare",
     "deferred_init": "zerotorch._deferred_init",
     "get_accelerator": "zerotorch.accelerator",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -95,6 +95,7 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
         self.training_dataloader: Any = None
         self.client_state: dict[str, Any] = {}
         self._in_no_sync = False
+        self._boundary: bool | None = None
         self._said_scaling = False
         self.__dict__["_trained_by"] = trained_by  # no child of ours
         self._life = Life()
@@ -174,6 +175,9 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss times loss_scale(), for a ``loss.backward()`` of the program's own. Local."""
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise UsageError(f"scale() needs a scalar loss, got {shape}: reduce it first, for example with mean()")
         return self._core.scale(loss)
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
@@ -217,16 +221,17 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
         if self._in_no_sync:
             raise UsageError("no_sync context manager reentry is unsupported")
         self._in_no_sync = True
-        self._core.set_gradient_accumulation_boundary(False)
+        self.set_gradient_accumulation_boundary(False)
         try:
             yield
         finally:
             self._in_no_sync = False
-            self._core.set_gradient_accumulation_boundary(None)
+            self.set_gradient_accumulation_boundary(None)
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
         """Says whether the micro-batches from here on end their window; None: they are counted. Local."""
         self._core.set_gradient_accumulation_boundary(is_boundary)
+        self._boundary = is_boundary
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """True when the next step() updates. Local."""
@@ -607,6 +612,16 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
         return True
 
     save_fp16_model = save_16bit_model
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As torch's, of a state_dict() of the engine, whose names begin with "module."."""
+        if strict and not any(name.startswith("module.") for name in state_dict):
+            raise UsageError(
+                f"load_state_dict() of the engine: none of the {len(state_dict)} names begins with 'module.'. "
+                "engine.module.load_state_dict() takes a state_dict() of the module, and engine.load_checkpoint() a "
+                "folder that save_checkpoint() has written"
+            )
+        return super().load_state_dict(state_dict, strict, assign)
 
     def load_full_weights(self, path: Any, strict: bool = True) -> dict[str, Any]:
         """Replaces weights and buffers by those of a whole model: safetensors (file, index or folder) or a file of

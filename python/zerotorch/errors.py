@@ -3,6 +3,8 @@
 #: What the engine's messages call the things that Python has under other names. The compiled part reads it when it is
 #: imported, so that also errors which reach a program through torch, as from inside an operator, speak of these.
 IN_PYTHON = {
+    "zero::backward(loss, {&a, &b})": "zerotorch.backward(loss, [a, b])",
+    "zero::backward(loss, {...})": "zerotorch.backward(loss, [a, b])",
     "zero::initialize": "initialize()",
     "zero::": "zerotorch.",
     "LoadOptions::strict": "load_module_strict",

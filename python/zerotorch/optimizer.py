@@ -97,7 +97,8 @@ class ZeroOptimizer(OptimizerNames, ZeROOptimizer, torch.optim.Optimizer):
         if not updates_in_backward:
             return []
         hook = _before_gradients(weakref.ref(self))
-        return [parameter.register_hook(hook) for parameter in self._names if parameter.requires_grad]
+        trained: list[Any] = [parameter for parameter in self._names if parameter.requires_grad]
+        return [parameter.register_hook(hook) for parameter in trained]
 
     def detach(self) -> None:
         """The engine is gone: the client's optimizer is an ordinary one again."""
