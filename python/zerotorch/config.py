@@ -179,6 +179,8 @@ def _to_text(raw: dict[str, Any]) -> str:
     if left.get("steps_per_print") == math.inf:
         left["steps_per_print"] = 10**12
     if isinstance(left.get("zero_optimization"), dict):
+        if left["zero_optimization"].get("enable_sanity_checks") is True:  # the slow checks of the engine
+            left["zerotorch"] = {"debug_observer": True, **(left.get("zerotorch") or {})}
         dotted = _dotted(left, "zero_optimization")
         left["zero_optimization"] = {**dotted, **_without_auto(left["zero_optimization"])}
     _check_values(left, "")

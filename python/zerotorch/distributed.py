@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import datetime
@@ -171,8 +172,9 @@ class _Leaver:
     def __init__(self) -> None:
         self._process = os.getpid()
         self._asked, self._done = threading.Event(), threading.Event()
-        # Begun now: some interpreters start no thread at their end.
-        threading.Thread(target=self._run, name="zerotorch-leave", daemon=True).start()
+        # Begun now: some interpreters start no thread at their end. Not one of `threading`: programs that count theirs
+        # would find it left over.
+        _thread.start_new_thread(self._run, ())
 
     def leave(self) -> None:
         failed = getattr(sys, "last_value", None) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import signal
@@ -16,6 +17,7 @@ import models
 import pytest
 import torch
 from ranks import run
+from support import program
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -270,6 +272,46 @@ def evaluation_engine() -> list[Any]:
 
 def test_an_engine_for_evaluation_beside_one_that_trains() -> None:
     assert run(2, evaluation_engine) == [[True, True, True]] * 2
+
+
+def of_another_kind() -> None:
+    model = models.make()
+    engine = zerotorch.initialize(model=model, config=config())[0]
+    with pytest.raises(zerotorch.UsageError, match=r"engine\.module\.load_state_dict\(\)") as error:
+        engine.load_state_dict(model.state_dict())
+    assert len(str(error.value)) < 400
+    assert not engine.load_state_dict(engine.state_dict()).missing_keys
+    engine.module.load_state_dict(models.make().state_dict())
+
+
+def test_a_state_dict_of_the_module_is_not_the_engines() -> None:
+    run(1, of_another_kind)
+
+
+def sanity_checked() -> None:
+    engine = zerotorch.initialize(
+        model=models.make(),
+        config=config(zero_optimization={"stage": 2, "enable_sanity_checks": True}, **adamw()),
+    )[0]
+    train(engine)
+    # A write that no operator sees, which the check finds.
+    weight = engine.module.gain
+    ctypes.c_float.from_address(weight.data_ptr()).value += 1
+    with pytest.raises(zerotorch.ModelError, match="written through a raw pointer"):
+        train(engine)
+
+
+def test_sanity_checks_are_made() -> None:
+    run(1, sanity_checked)
+
+
+def test_no_thread_is_left_over() -> None:
+    code = """
+        import threading, zerotorch
+        zerotorch.init_distributed()
+        print([thread.name for thread in threading.enumerate()])
+    """
+    assert program(code) == "['MainThread']"
 
 
 def parameters_of_another_model_are_refused() -> None:
