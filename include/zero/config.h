@@ -237,6 +237,10 @@ struct Config {
 
   // ---- step ----
 
+  enum class GradientAllreduceOp : std::uint8_t { kMean, kSum };
+  /// Over the data-parallel ranks. kSum: the update depends on the number of ranks. Micro-batches of a rank are averaged
+  /// in either case.
+  GradientAllreduceOp gradient_allreduce_op = GradientAllreduceOp::kMean;
   /// Upper bound of the global gradient norm; 0: no clipping. Default: as in DeepSpeed since 0.19 (1.0).
   double gradient_clipping = 1.0;
 
@@ -316,7 +320,9 @@ struct Config {
     /// Stages 0-2, in elements: updated parameters are all-gathered in pieces of at most this many.
     std::int64_t allgather_bucket_size = 500'000'000;
     /// In elements: the optimizer updates its shard in pieces of at most this many.
-    std::int64_t sub_group_size = 1'000'000'000;
+    std::int64_t sub_group_size = kDefaultSubGroupNumel;
+    static constexpr std::int64_t kDefaultSubGroupNumel = 1'000'000'000;
+    std::int64_t sub_group_numel() const { return sub_group_size > 0 ? sub_group_size : kDefaultSubGroupNumel; }
     /// False: a parameter without a gradient at the end of a step is an error that names it.
     bool ignore_unused_parameters = true;
     /// Stage 3, in elements: upper bound of what is gathered at once. Smaller: less memory, more gathers.

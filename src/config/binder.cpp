@@ -73,6 +73,7 @@ class Binder {
     const Key* key = find_key(at.current);
     // A dot in a name is no path: {"zero_optimization.stage": 1} must not be taken for the real thing.
     if (key == nullptr || name.find('.') != std::string::npos) return unknown(at, section, name);
+    if (value.is_null() && key->nullable) return;
     if (!key->alias_of.empty() && at.active) key = follow_alias(*key, at);
     if (value.is_null() && key->fallback == "null") return;
     const auto [earlier, inserted] = given_.emplace(at.current, Given{at.written, line_of(at.written), {}});
@@ -160,6 +161,10 @@ class Binder {
       }
       const bool misfit = key != nullptr && !check_value(*key, *member).ok();  // reported with the others
       if (misfit || is_harmless(section, *member)) continue;
+      if (section.status == KeyStatus::kNoEffect) {
+        notice(at, fmt::format("accepted, no effect: {}", section.note));
+        return false;
+      }
       problem(gate, fmt::format("{} is not supported: {}", shown(*member), section.note));
       return true;
     }
@@ -200,6 +205,7 @@ class Binder {
   }
 
   void unknown(const Place& at, const Place& section, const std::string& name) {
+    if (name.starts_with('_')) return notice(at, "not read: a name that begins with '_' is taken for a comment");
     std::string text = "unknown key";
     const auto elsewhere = sections_with(name);
     const std::string_view near = nearest(name, names_in(section.current));

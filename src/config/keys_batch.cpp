@@ -63,10 +63,9 @@ constexpr Key kStep[] = {
     {.path = "gradient_allreduce_op",
      .kind = Kind::kChoice,
      .fallback = "\"mean\"",
-     .status = kRefused,
-     .note = "gradients are averaged; scale the loss for a sum",
-     .harmless = "\"mean\"",
-     .choices = "mean|sum"},
+     .note = "gradients are averaged over the ranks, or summed, so that the update depends on their number",
+     .choices = "mean|sum",
+     .field = field<&Config::gradient_allreduce_op>},
     no_effect("sparse_gradients", Kind::kBool, "false",
               "gradients that come sparse (embeddings with sparse=true) travel as rows where these are "
               "fewer bytes than the table, with either value",

@@ -7,7 +7,7 @@ namespace {
 using enum KeyStatus;
 
 constexpr std::string_view kService =
-    "not built, it needs a service; use \"csv_monitor\" or \"tensorboard\", which write the same figures to files";
+    "not built, it needs a service; \"csv_monitor\" and \"tensorboard\" write the same figures to files";
 constexpr std::string_view kDataParallel = "only data parallelism is built; remove it";
 constexpr std::string_view kPipe = "only DeepSpeed's PipelineModule reads it, which is not built";
 constexpr std::string_view kCurriculum = "data curricula are not built; order the data in the program";
@@ -18,8 +18,8 @@ constexpr Key kKeys[] = {
     not_built("torch_autocast",
               "autocast gathers fp32, casts all weights in every micro-batch and keeps the copies until backward, "
               "which defeats stage 3; use \"bf16\": {\"enabled\": true}"),
-    not_built("wandb", kService),
-    not_built("comet", kService),
+    service("wandb", kService),
+    service("comet", kService),
     not_built("nebula", "a checkpoint service of its own; checkpoints here go to a folder"),
     refused("datastates_ckpt", Kind::kAny, "null", "DataStates is not built; remove the section", "false|{}"),
     not_built("autotuning", "autotuning is not built; zero plan shows the memory of a configuration"),
@@ -42,6 +42,7 @@ constexpr Key kKeys[] = {
     not_built("weight_quantization", kQuantize, "*"),
     not_built("sparse_attention", "sparse attention belongs to the model; remove the section", "*"),
 
+    no_effect("disable_python_gc", Kind::kBool, "false", "Python's garbage collector is left alone", "false"),
     refused("sequence_parallel_size", Kind::kCount, "1", kDataParallel, "1"),
     refused("use_data_before_expert_parallelism", Kind::kBool, "false", kDataParallel, "false"),
     no_effect("data_parallel_size", Kind::kCount, "null", "the launcher says how many ranks there are"),

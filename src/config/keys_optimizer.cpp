@@ -38,11 +38,12 @@ constexpr Key kOptimizer[] = {
      .choices = "AdamW|Adam|SGD|Adagrad|RMSprop|Lion|Lamb|Muon|Adafactor|AdamW8bit|Adam8bit",
      .refused_choices = "OneBitAdam|ZeroOneAdam|OneBitLamb|MuAdam|MuAdamW|MuSGD|Adamax|NAdam|RAdam|Adadelta|"
                         "ASGD|Rprop|LBFGS|SparseAdam",
+     .nullable = true,
      .field = {.bind = field<&Config::optimizer, &Optimizer::type>.bind,
                .unbind = [](const Config& c) -> Value {
                  return {.given = c.optimizer.given || is_set(c.optimizer), .text = c.optimizer.type};
                }}},
-    no_effect("optimizer.legacy_fusion", Kind::kBool, "false", "the step is always one fused pass", "false"),
+    or_null(no_effect("optimizer.legacy_fusion", Kind::kBool, "false", "the step is always one fused pass", "false")),
     section("optimizer.params", "of the optimizer"),
     honoured("optimizer.params.lr", Kind::kNumber, "1e-3",
              "learning rate; Adagrad, RMSprop, Adafactor: 1e-2; Muon: see muon_lr",

@@ -68,6 +68,8 @@ struct Key {
   /// member; "**": any "enabled" at any depth. Members have rows of their own or are not read.
   std::string_view gate = {};
   std::string_view alias_of = {};
+  /// null is "not given", as where DeepSpeed's field is optional. Keys whose `fallback` is null take it anyway.
+  bool nullable = false;
   /// A parameter of an optimizer or schedule: the types that take it, separated by '|'; empty: all.
   std::string_view taken_by = {};
   Field field = {};
@@ -77,6 +79,16 @@ struct Key {
 
 constexpr Key section(std::string_view path, std::string_view note, KeyStatus status = KeyStatus::kHonoured) {
   return {.path = path, .kind = Kind::kSection, .fallback = "null", .status = status, .note = note};
+}
+/// A section of a service: what it would do is no part of training, and a notice says that it is not done.
+constexpr Key service(std::string_view path, std::string_view note) {
+  return {.path = path,
+          .kind = Kind::kSection,
+          .fallback = "null",
+          .status = KeyStatus::kNoEffect,
+          .note = note,
+          .harmless = "false",
+          .gate = "enabled"};
 }
 /// A section that is refused as a whole.
 constexpr Key not_built(std::string_view path, std::string_view note, std::string_view gate = "enabled",
@@ -106,6 +118,11 @@ constexpr Key refused(std::string_view path, Kind kind, std::string_view fallbac
                       std::string_view harmless = {}) {
   Key key = no_effect(path, kind, fallback, note, harmless);
   key.status = KeyStatus::kRefused;
+  return key;
+}
+/// Of keys that programs write as null where they leave them out.
+constexpr Key or_null(Key key) {
+  key.nullable = true;
   return key;
 }
 constexpr Key old_name(std::string_view path, Kind kind, std::string_view fallback, std::string_view alias_of,

@@ -479,7 +479,7 @@ std::optional<std::string> Engine::Impl::finish_window(std::int64_t window_end) 
   if (noise_meter) {
     // Of the mean, also where the caller has ended a window that is not as long as the average's divisor says.
     const auto length = static_cast<double>(window_end - training.window_begin);
-    const double to_mean = static_cast<double>(config.gradient_accumulation_steps * group.size()) / length;
+    const double to_mean = averaged_micro_batches() / length;
     const auto measured = noise_meter->end_window(group, grad_norm * to_mean, averaging() * to_mean);
     // Not where a part of the window came before a checkpoint was loaded.
     const bool whole = measured && measured->micro_batches == window_end - training.window_begin;

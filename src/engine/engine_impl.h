@@ -141,10 +141,13 @@ struct Engine::Impl {
 
   ~Impl();
 
-  /// What turns a sum of gradients of scaled losses into the average over the micro-batches of a step.
-  double averaging() const {
-    return 1.0 / (static_cast<double>(config.gradient_accumulation_steps * group.size()) * training.scaler.scale());
+  /// What the sum of a step's gradients is divided by.
+  double averaged_micro_batches() const {
+    const bool over_ranks = config.gradient_allreduce_op == Config::GradientAllreduceOp::kMean;
+    return static_cast<double>(config.gradient_accumulation_steps * (over_ranks ? group.size() : 1));
   }
+  /// What turns a sum of gradients of scaled losses into the average over the micro-batches of a step.
+  double averaging() const { return 1.0 / (averaged_micro_batches() * training.scaler.scale()); }
   double lr_of(std::size_t optimizer_group) const;
   /// Updates before the next one, as schedules count them.
   std::int64_t schedule_step() const;

@@ -283,7 +283,7 @@ void use_files_for_offload(io::FileSystem* files) { files_of_offload = files; }
 OptimizerSetup set_up_optimizer(const Config& config, const InitializeOptions& options, const Inventory& inventory) {
   OptimizerSetup setup;
   setup.options.group_of_parameter.assign(inventory.parameters.size(), 0);
-  setup.options.sub_group_numel = config.zero_optimization.sub_group_size;
+  setup.options.sub_group_numel = config.zero_optimization.sub_group_numel();
   setup.options.master_dtype = config.master_dtype();
   setup.options.stochastic_rounding = config.zerotorch.stochastic_rounding;
   setup.options.disk = disk_of_states(config);

@@ -288,7 +288,7 @@ LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layo
   using OffloadOptimizer = Config::ZeroOptimization::OffloadOptimizer;
   laid.states_on_disk = zero.offload_optimizer.device == OffloadOptimizer::Device::kNvme;
   laid.disk_buffers = zero.offload_optimizer.buffer_count;
-  laid.sub_group_numel = layout::round_up(zero.sub_group_size, layout::kBlockNumel);
+  laid.sub_group_numel = layout::round_up(zero.sub_group_numel(), layout::kBlockNumel);
   put_states_on_device(config, ranks, laid);
   put_gradients_on_disk(config, ranks, laid);
   put_parameters_on_disk(config, ranks, laid);

@@ -196,9 +196,9 @@ TEST(ConfigErrors, CollectivesToLogHaveNames) {
 }
 
 TEST(ConfigErrors, RefusedWhenOnAcceptedWhenOff) {
-  for (const char* section : {"amp", "autotuning", "elasticity", "wandb", "comet", "data_efficiency",
-                              "curriculum_learning", "eigenvalue", "nebula", "progressive_layer_drop", "hybrid_engine",
-                              "torch_autocast", "expert_parallel", "compile", "weight_quantization"}) {
+  for (const char* section : {"amp", "autotuning", "elasticity", "data_efficiency", "curriculum_learning", "eigenvalue",
+                              "nebula", "progressive_layer_drop", "hybrid_engine", "torch_autocast", "expert_parallel",
+                              "compile", "weight_quantization"}) {
     const std::string name = std::string("{\"") + section + "\": ";
     EXPECT_EQ(error_of(name + "{\"enabled\": false}}"), "") << section;
     EXPECT_EQ(error_of(name + "{}}"), "") << section;
@@ -211,12 +211,6 @@ TEST(ConfigErrors, RefusedWhenOnAcceptedWhenOff) {
             "");
   EXPECT_NE(error_of(R"({"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}}})"),
             "");
-  EXPECT_EQ(error_of(R"({"wandb": {"enabled": true, "project": "x"}})"),
-            "c:1: wandb.enabled: true is not supported: not built, it needs a service; use "
-            "\"csv_monitor\" or \"tensorboard\", which write the same figures to files");
-  EXPECT_EQ(error_of(R"({"wandb": {"enabled": "auto", "project": "x"}})"),
-            "c:1: wandb.enabled: \"auto\" is not supported: not built, it needs a service; use "
-            "\"csv_monitor\" or \"tensorboard\", which write the same figures to files");
   EXPECT_EQ(error_of(R"({"wandb": {"project": "x"}, "compile": {"enabled": null, "deepcompile": false}})"), "");
   EXPECT_EQ(error_of(R"({"compile": {"deepcompile": true}})"),
             "c:1: compile.deepcompile: true is not supported: graph compilation is not built; remove the section");
@@ -234,10 +228,46 @@ TEST(ConfigErrors, RefusedWhenOnAcceptedWhenOff) {
   EXPECT_EQ(error_of(R"({"prescale_gradients": true, "gradient_predivide_factor": 2})"), "");
   EXPECT_EQ(error_of(R"({"prescale_gradients": false, "gradient_predivide_factor": 1})"), "");
   EXPECT_EQ(error_of(R"({"sparse_gradients": true})"), "");
-  EXPECT_NE(error_of(R"({"gradient_allreduce_op": "sum"})"), "");
+  EXPECT_NE(error_of(R"({"gradient_allreduce_op": "max"})"), "");
 }
 
 std::vector<std::string> notices_of(std::string_view text) { return Config::from_text(text, "c").notices; }
+
+TEST(ConfigErrors, ServicesAreNoPartOfTraining) {
+  for (const std::string section : {"wandb", "comet"}) {
+    for (const char* enabled : {"true", "\"auto\""}) {
+      EXPECT_EQ(
+          notices_of("{\"gradient_clipping\": 0, \"" + section + "\": {\"enabled\": " + enabled + "}}"),
+          std::vector<std::string>{section + ": accepted, no effect: not built, it needs a service; \"csv_monitor\" "
+                                             "and \"tensorboard\" write the same figures to files"});
+    }
+    for (const char* off : {"{\"enabled\": false}", "{}", "null"})
+      EXPECT_TRUE(notices_of("{\"gradient_clipping\": 0, \"" + section + "\": " + off + "}").empty());
+  }
+}
+
+TEST(ConfigErrors, NamesThatBeginWithAnUnderscoreAreComments) {
+  EXPECT_EQ(
+      notices_of(
+          R"({"_comment": "text", "gradient_clipping": 0, "zero_optimization": {"stage": 1, "_stage3": {"a": 1}}})"),
+      (std::vector<std::string>{
+          "_comment: not read: a name that begins with '_' is taken for a comment",
+          "zero_optimization._stage3: not read: a name that begins with '_' is taken for a comment"}));
+}
+
+TEST(ConfigErrors, NullIsNotGivenWhereDeepSpeedsFieldIsOptional) {
+  const Config config = Config::from_text(
+      R"({"gradient_clipping": 0, "zero_optimization": {"stage": 3, "sub_group_size": 0, "cpu_offload": null, "cpu_offload_param": null,
+          "cpu_offload_use_pin_memory": null, "offload_param": {"device": "none", "nvme_path": null},
+          "offload_optimizer": {"device": "none", "nvme_path": null}},
+          "optimizer": {"type": null, "legacy_fusion": null}, "train_batch_size": null, "steps_per_print": null})",
+      "c");
+  EXPECT_EQ(config.zero_optimization.offload_optimizer.nvme_path, "");
+  EXPECT_EQ(config.zero_optimization.sub_group_numel(), Config().zero_optimization.sub_group_numel());
+  EXPECT_TRUE(config.notices.empty());
+  EXPECT_NE(error_of(R"({"zero_optimization": {"stage": null}})"), "");
+  EXPECT_NE(error_of(R"({"gradient_clipping": null})"), "");
+}
 
 bool mention(const std::vector<std::string>& notices, std::string_view part) {
   return std::ranges::any_of(notices, [&](const auto& notice) { return notice.find(part) != std::string::npos; });
@@ -346,8 +376,8 @@ TEST(ConfigByHand, FieldsAreCheckedAsAFilesAre) {
             "Config: zero_optimization.stage: got 7, want a whole number, 0 to 3");
   EXPECT_EQ(error_by_hand([](Config& c) { c.zero_optimization.stage = -1; }),
             "Config: zero_optimization.stage: got -1, want a whole number, 0 to 3");
-  EXPECT_EQ(error_by_hand([](Config& c) { c.zero_optimization.sub_group_size = 0; }),
-            "Config: zero_optimization.sub_group_size: got 0, want a whole number, 1 to 1e+18");
+  EXPECT_EQ(error_by_hand([](Config& c) { c.zero_optimization.sub_group_size = -1; }),
+            "Config: zero_optimization.sub_group_size: got -1, want a whole number, 0 to 1e+18");
   EXPECT_EQ(error_by_hand([](Config& c) { c.optimizer.lr = NAN; }),
             "Config: optimizer.params.lr: got nan, want a number, at least 0");
   EXPECT_EQ(error_by_hand([](Config& c) { c.gradient_clipping = INFINITY; }),
