@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import weakref
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
@@ -245,33 +246,42 @@ class ZeroOptimizer(OptimizerNames, ZeROOptimizer, torch.optim.Optimizer):
             type(self.client).__name__,
         )
 
-    def _values_of_groups(self) -> list[dict[str, Any]]:
-        """Of a client's optimizer that steps itself: numbers of its groups."""
+    def _values_of_groups(self) -> dict[str, float]:
+        """Of a client's optimizer that steps itself: numbers of its groups, by name."""
         if self.client is None or self._indices is not None:
-            return []
-        return [_numbers(group) for group in self.param_groups]
-
-    def _check_same_on_all_ranks(self, before: list[dict[str, Any]]) -> None:
-        """Of what the client's step() has changed in its groups. *Collective* where it has."""
-        changed = {
+            return {}
+        return {
             f"group {index}: {key}": value
-            for index, group in enumerate(self._values_of_groups())
-            for key, value in group.items()
-            if before[index].get(key) != value
+            for index, group in enumerate(self.param_groups)
+            for key, value in _numbers(group).items()
         }
-        assert self._core is not None
-        if not changed or self._core.world_size == 1:
+
+    def _check_same_on_all_ranks(self, before: dict[str, float]) -> None:
+        """Of what the client's step() has changed in its groups. *Collective* for optimizers that step themselves: a rank
+        does not know whether others have changed something."""
+        core = self._required()
+        if self.client is None or self._indices is not None or core.world_size == 1:
             return
-        mine = torch.tensor(list(changed.values()), dtype=torch.float64)
+        changed = {name: value for name, value in self._values_of_groups().items() if before.get(name) != value}
+        mine = torch.tensor([len(changed), zlib.crc32("\n".join(changed).encode())])
         firsts = mine.clone()
         world_group().broadcast(firsts, 0)
-        for name, value, first in zip(changed, mine.tolist(), firsts.tolist(), strict=True):
+        values = torch.zeros(int(firsts[0]), dtype=torch.float64)
+        if core.rank == 0:
+            values = torch.tensor(list(changed.values()), dtype=torch.float64)
+        if values.numel() > 0:  # of rank 0, which all know
+            world_group().broadcast(values, 0)
+        if not torch.equal(mine, firsts):
+            self._refuse_difference(core, f"changed {', '.join(changed) or 'nothing'}", "changed others")
+        for (name, value), first in zip(changed.items(), values.tolist(), strict=True):
             if value != first and not (value != value and first != first):
-                raise UsageError(
-                    f"step() of {type(self.client).__name__} has made {value} of its {name} on rank {self._core.rank} and "
-                    f"{first} on rank 0: it looks at whole parameters, of which each rank gives it a part. Take an "
-                    "optimizer that treats elements one by one"
-                )
+                self._refuse_difference(core, f"made {value} of its {name}", str(first))
+
+    def _refuse_difference(self, core: _C.Engine, mine: str, firsts: str) -> NoReturn:
+        raise UsageError(
+            f"step() of {type(self.client).__name__} has {mine} on rank {core.rank} and {firsts} on rank 0: it looks at whole "
+            "parameters, of which each rank gives it a part. Take an optimizer that treats elements one by one"
+        )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the engine's zero_grad(). *Collective.*"""

@@ -185,12 +185,29 @@ def test_hooks_are_called_once_an_update(accumulation: int) -> None:
     assert run(1, calls_of_hooks, accumulation) == [[8 // accumulation] * 3]
 
 
-def of_whole_tensors() -> str:
+class OnOneRank(torch.optim.Optimizer):
+    """Changes numbers of its groups on one rank only."""
+
+    rank = 0
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if torch.distributed.get_rank() == self.rank:
+            self.param_groups[0]["found"] = 1.0
+
+
+class OnTheOther(OnOneRank):
+    rank = 1
+
+
+def of_whole_tensors(kind: Callable[[Any], torch.optim.Optimizer]) -> str:
     import zerotorch
 
     module = build()
     config = {**CONFIG, "zero_optimization": {"stage": 1}}
-    engine = zerotorch.initialize(model=module, optimizer=OfWholeTensors(module.parameters()), config=config)[0]
+    engine = zerotorch.initialize(model=module, optimizer=kind(module.parameters()), config=config)[0]
     engine.backward(engine(batch(0)).square().mean())
     try:
         engine.step()
@@ -199,10 +216,15 @@ def of_whole_tensors() -> str:
     return ""
 
 
-def test_ranks_that_make_different_numbers_are_an_error() -> None:
-    first, second = run(2, of_whole_tensors)
+@pytest.mark.parametrize(
+    ("kind", "says"), [(OfWholeTensors, "group 0: d"), (OnOneRank, "changed nothing"), (OnTheOther, "group 0: found")]
+)
+def test_ranks_that_make_different_numbers_are_an_error(
+    kind: Callable[[Any], torch.optim.Optimizer], says: str
+) -> None:
+    first, second = run(2, of_whole_tensors, kind)
     assert not first
-    assert "treats elements one by one" in second and "group 0: d" in second
+    assert "treats elements one by one" in second and says in second
 
 
 def whose_states_it_were() -> None:
