@@ -127,6 +127,8 @@ def attach(
     install()
     reference = EngineOf(engine)
     for parameter in names:
+        if not _C.belongs_to_engine(parameter):  # quantised weights: the module's own, like a buffer
+            continue
         parameter._zerotorch_engine = reference  # type: ignore[attr-defined]
         if stage >= _STAGE_OF_SHARDED_PARAMETERS:
             mark(parameter, ranks)
