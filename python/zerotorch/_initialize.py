@@ -14,7 +14,8 @@ from zerotorch.config import DeepSpeedConfig, given_config
 from zerotorch.distributed import init_distributed, world_group
 from zerotorch.engine import DeepSpeedEngine
 from zerotorch.errors import ConfigError, NotBuiltError, UsageError
-from zerotorch.optimizer import LIVE, OverShards, ZeroOptimizer, configuration_of, let_go
+from zerotorch.optimizer import LIVE, ZeroOptimizer, configuration_of, let_go
+from zerotorch.over_shards import OverShards
 from zerotorch.utils.logging import log_dist, logger
 from zerotorch.zero import partition
 from zerotorch.zero.gathered import engine_of
@@ -319,8 +320,11 @@ class _Builder:
             if group["params"]
         ]
 
+        made: list[OverShards] = []
+
         def make(shards: list[list[torch.Tensor]]) -> OverShards:
-            return OverShards(client, shards)
+            made.append(OverShards(client, shards))
+            return made[0]
 
         text = self.config.without("optimizer", "scheduler")
         core = _C.initialize(
@@ -333,7 +337,7 @@ class _Builder:
             device=self.device,
         )
         optimizer = ZeroOptimizer(client.param_groups, dict(client.defaults), client, name)
-        optimizer.attach(core, self.names, _numbers_of(client.param_groups), engine_applies=False)
+        optimizer.attach(core, self.names, _numbers_of(client.param_groups), made[0])
         return self._make(core, optimizer)
 
 

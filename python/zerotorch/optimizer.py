@@ -13,10 +13,11 @@ import torch
 from torch.optim import optimizer as torch_optimizer
 
 from zerotorch import _C
-from zerotorch.distributed import world_group
+from zerotorch.distributed import first_problem, world_group
 from zerotorch.errors import ConfigError, UsageError
 from zerotorch.life_cycle import Life
 from zerotorch.ops.optimizer import EngineOptimizer
+from zerotorch.over_shards import OverShards
 from zerotorch.optimizer_names import OptimizerNames
 from zerotorch.runtime.base_optimizer import ZeROOptimizer
 from zerotorch.utils.logging import logger
@@ -28,6 +29,9 @@ LIVE = (
 )
 #: One that it takes when it is made.
 _FIXED = "decoupled_weight_decay"
+_ONE_BY_ONE = (
+    "It looks at whole parameters, of which each rank gives it a part: take an optimizer that treats elements one by one"
+)
 
 
 class ZeroOptimizer(OptimizerNames, ZeROOptimizer, torch.optim.Optimizer):
@@ -59,6 +63,8 @@ class ZeroOptimizer(OptimizerNames, ZeROOptimizer, torch.optim.Optimizer):
         self._pushed: list[dict[str, Any]] = []
         self._said_replaced = False
         self._indices: list[int | None] | None = None
+        self._over_shards: OverShards | None = None
+        self._is_checked = False
         self._numbers: list[int | None] = []
         self._members: list[list[torch.nn.Parameter]] = []
         self._outside: list[torch.nn.Parameter] = []  # in no group
@@ -73,14 +79,16 @@ class ZeroOptimizer(OptimizerNames, ZeROOptimizer, torch.optim.Optimizer):
         core: _C.Engine,
         names: dict[torch.nn.Parameter, str],
         numbers: list[int | None],
-        engine_applies: bool = True,
+        over_shards: OverShards | None = None,
     ) -> None:
-        """Goes with an engine from here on. `numbers`: the engine's number of each group, None for an empty one. Without
-        `engine_applies` hyper-parameters are the client's optimizer's to apply."""
+        """Goes with an engine from here on. `numbers`: the engine's number of each group, None for an empty one.
+        `over_shards`: what updates in place of the engine; hyper-parameters are its to apply."""
         self._core = core
         self._names = names
         self._numbers = numbers
-        self._indices = numbers if engine_applies else None
+        self._indices = numbers if over_shards is None else None
+        self._over_shards = over_shards
+        self._switch_over_shards()
         self._take_members()
         self._pushed = [_live_values(group) for group in self.param_groups]
         states = _State(self)
@@ -89,6 +97,27 @@ class ZeroOptimizer(OptimizerNames, ZeROOptimizer, torch.optim.Optimizer):
             self.client.state = states  # type: ignore[assignment]
             self.client.state_dict = _refuse_to_save  # type: ignore[method-assign]
             self.client.load_state_dict = _refuse_to_load  # type: ignore[method-assign]
+
+    def _switch_over_shards(self) -> None:
+        """Schedule-free optimizers exchange weights in their train() and eval(): over the shards, where their states
+        are."""
+        for name in ("train", "eval"):
+            if self._over_shards is None or not callable(getattr(type(self.client), name, None)):
+                continue
+            switch = _switching(weakref.ref(self), name)
+            setattr(self, name, switch)
+            setattr(self.client, name, switch)
+
+    def _exchange_weights(self, method: str) -> None:
+        """*Collective.*"""
+        assert self._over_shards is not None
+        self._life.require_trainable()
+        core = self._required()
+        core.finish_update()
+        self._over_shards.call(method)
+        for parameter, name in self._names.items():
+            if parameter.requires_grad:
+                core.set_full_weight(name, core.full_weight(name))
 
     def join(self, life: Life, updates_in_backward: bool) -> list[Any]:
         """Follows its engine's life. Returns handles of the hooks that this needs on parameters, to be removed with the
@@ -203,7 +232,7 @@ class ZeroOptimizer(OptimizerNames, ZeROOptimizer, torch.optim.Optimizer):
             self._is_ready = False
         self.overflow = self._core.skipped_steps > skipped
         if self._core.global_steps > steps:
-            self._check_same_on_all_ranks(before)
+            self._check_update(before)
             self._call_hooks("_optimizer_step_post_hooks", torch_optimizer._global_optimizer_post_hooks)
         if self.client is not None:
             self.client._opt_called = True  # type: ignore[attr-defined]  # torch's schedulers ask whether it was stepped
@@ -256,12 +285,24 @@ class ZeroOptimizer(OptimizerNames, ZeROOptimizer, torch.optim.Optimizer):
             for key, value in _numbers(group).items()
         }
 
-    def _check_same_on_all_ranks(self, before: dict[str, float]) -> None:
-        """Of what the client's step() has changed in its groups. *Collective* for optimizers that step themselves: a rank
-        does not know whether others have changed something."""
-        core = self._required()
-        if self.client is None or self._indices is not None or core.world_size == 1:
+    def _check_update(self, before: dict[str, float]) -> None:
+        """Of a client's optimizer that steps itself. The first update is checked for all ranks together, and also for
+        what checkpoints cannot hold, so that no training runs for hours towards one that cannot be saved. *Collective.*"""
+        if self._over_shards is None:
             return
+        problem = self._difference(before)
+        if not self._is_checked and not self.overflow:
+            self._is_checked = True
+            problem = first_problem(problem or self._problem_of_states())
+        if problem is not None:
+            raise UsageError(f"step() of {type(self.client).__name__}: {problem}")
+
+    def _difference(self, before: dict[str, float]) -> str | None:
+        """What the client's step() has changed otherwise than rank 0's. *Collective:* a rank does not know whether others
+        have changed something."""
+        core = self._required()
+        if core.world_size == 1:
+            return None
         changed = {name: value for name, value in self._values_of_groups().items() if before.get(name) != value}
         mine = torch.tensor([len(changed), zlib.crc32("\n".join(changed).encode())])
         firsts = mine.clone()
@@ -272,15 +313,20 @@ class ZeroOptimizer(OptimizerNames, ZeROOptimizer, torch.optim.Optimizer):
         if values.numel() > 0:  # of rank 0, which all know
             world_group().broadcast(values, 0)
         if not torch.equal(mine, firsts):
-            self._refuse_difference(core, f"changed {', '.join(changed) or 'nothing'}", "changed others")
+            return f"it has changed {', '.join(changed) or 'nothing'}, and other numbers on rank 0. {_ONE_BY_ONE}"
         for (name, value), first in zip(changed.items(), values.tolist(), strict=True):
             if value != first and not (value != value and first != first):
-                self._refuse_difference(core, f"made {value} of its {name}", str(first))
+                return f"it has made {value} of its {name}, and {first} on rank 0. {_ONE_BY_ONE}"
+        return None
 
-    def _refuse_difference(self, core: _C.Engine, mine: str, firsts: str) -> NoReturn:
-        raise UsageError(
-            f"step() of {type(self.client).__name__} has {mine} on rank {core.rank} and {firsts} on rank 0: it looks at whole "
-            "parameters, of which each rank gives it a part. Take an optimizer that treats elements one by one"
+    def _problem_of_states(self) -> str | None:
+        assert self._over_shards is not None
+        problem = self._over_shards.problem_of_states()
+        if problem is None:
+            return None
+        return (
+            f"{problem}, which a checkpoint cannot hold. Checkpoints hold numbers, and fp32, fp16 and bf16 tensors with an "
+            "element for each of the parameter's: change the state, or take another optimizer"
         )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -331,6 +377,16 @@ class ZeroOptimizer(OptimizerNames, ZeROOptimizer, torch.optim.Optimizer):
         return _NoOffload()
 
 
+def _switching(reference: weakref.ref[ZeroOptimizer], method: str) -> Callable[[], None]:
+    def switch() -> None:
+        optimizer = reference()
+        if optimizer is None:
+            raise UsageError(f"{method}() of an optimizer whose engine is gone")
+        optimizer._exchange_weights(method)
+
+    return switch
+
+
 def _before_gradients(reference: weakref.ref[ZeroOptimizer]) -> Callable[[torch.Tensor], None]:
     """A hook of parameters that comes before the engine takes their gradients, in any backward of the program's. It
     refers to the optimizer weakly: parameters must not keep their engine."""
@@ -364,7 +420,7 @@ def let_go(client: torch.optim.Optimizer) -> None:
     """Takes from a program's optimizer what an engine has given it: it has no states then."""
     if isinstance(client.state, _State):
         client.state = defaultdict(dict)
-        for name in ("state_dict", "load_state_dict"):
+        for name in ("state_dict", "load_state_dict", "train", "eval"):
             client.__dict__.pop(name, None)
 
 
@@ -510,50 +566,3 @@ _KINDS: dict[type, tuple[str, tuple[str, ...]]] = {
     ),
     torch.optim.RMSprop: ("RMSprop", ("lr", "alpha", "eps", "weight_decay", "momentum", "centered", "maximize")),
 }
-
-
-class OverShards:
-    """A client's optimizer of any class over the engine's shards: one that treats elements one by one gets right
-    numbers.
-
-    Its hyper-parameters are those of the client's groups, whenever they are asked for, and what its step() writes into
-    its groups is written into these.
-    """
-
-    def __init__(self, client: torch.optim.Optimizer, shards: list[list[torch.Tensor]]) -> None:
-        self._client = client
-        self._inner = object.__new__(type(client))
-        self._inner.__dict__.update(client.__dict__)
-        self._inner.__dict__.pop("step", None)  # a scheduler's, which steps the client
-        self._inner.state = defaultdict(dict)
-        self._inner.param_groups = [{"params": tensors} for tensors in shards]
-
-    def _sources(self) -> list[dict[str, Any]]:
-        return [group for group in self._client.param_groups if group["params"]]
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        groups = self._inner.param_groups
-        sources = self._sources()
-        for index, group in enumerate(groups):
-            # The last group is of parameters that the client does not hold: there are none.
-            source = sources[min(index, len(sources) - 1)]
-            group.update({key: value for key, value in source.items() if key != "params"})
-        return groups
-
-    @property
-    def state(self) -> Any:
-        return self._inner.state
-
-    def step(self) -> None:
-        groups = self.param_groups
-        lent = [(source, source["params"]) for source in self._sources()]
-        try:  # with the client's groups themselves, which a hook or the optimizer may change
-            for (source, _), group in zip(lent, groups, strict=False):
-                source["params"] = group["params"]
-            self._inner.param_groups = [*self._client.param_groups, *groups[len(lent) :]]
-            self._inner.step()
-        finally:
-            self._inner.param_groups = groups
-            for source, parameters in lent:
-                source["params"] = parameters
