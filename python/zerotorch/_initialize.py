@@ -140,6 +140,7 @@ class _Builder:
         return self.client is not None or self.config.names_optimizer or bool(self.given)
 
     def _make_new(self) -> DeepSpeedEngine:
+        self.config = self.config.with_leaf_modules(self.model)
         partition.finish(self.model)
         self.device = self.device or _move_to_accelerator(self.model, world_group().local_rank)
         _part_from_spectral_norms(self.model)
@@ -308,7 +309,7 @@ class _Builder:
 
     def _over_shards(self, client: torch.optim.Optimizer) -> DeepSpeedEngine:
         name = type(client).__name__
-        if not self.config.allows_untested_optimizer:
+        if self.config.stage > 0 and not self.config.allows_untested_optimizer:  # as in DeepSpeed
             raise ConfigError(
                 f"{name} is none of the optimizers that the engine updates itself (torch.optim.AdamW, Adam, SGD, Adagrad, "
                 "RMSprop and those of zerotorch.ops). One that treats elements one by one is right over shards: set "

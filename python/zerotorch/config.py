@@ -20,7 +20,7 @@ from zerotorch.errors import ConfigError
 _WITH_OWN_AUTO = ("zerotorch", "pipeline")
 
 #: Keys that Python reads itself.
-_OF_PYTHON = ("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer")
+_OF_PYTHON = ("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "managed_gradient_accumulation")
 
 
 class DeepSpeedConfig(ConfigNames):
@@ -36,6 +36,7 @@ class DeepSpeedConfig(ConfigNames):
     def __init__(self, config: Any, mpu: Any = None, mesh_device: Any = None) -> None:
         self.raw, self.source = read(config)
         self.resolved: dict[str, Any] = json.loads(_C.resolve_config(_to_text(self.raw), self.source))
+        self._check_accumulation()
 
     @property
     def stage(self) -> int:
@@ -63,12 +64,60 @@ class DeepSpeedConfig(ConfigNames):
         return any(section.get(name) is True for name in names)
 
     def without(self, *sections: str) -> str:
-        """The text without some sections."""
-        return _to_text({key: value for key, value in self.raw.items() if key not in sections})
+        """The text, as the engine gets it, without some sections."""
+        raw = self.raw if self.manages_accumulation else self._with_one_micro_batch()
+        return _to_text({key: value for key, value in raw.items() if key not in sections})
+
+    @property
+    def manages_accumulation(self) -> bool:
+        """False: the program's step() ends an accumulation window, however many backwards it has."""
+        return self.raw.get("managed_gradient_accumulation") is not False
+
+    def _check_accumulation(self) -> None:
+        given = self.raw.get("managed_gradient_accumulation")
+        if given is not None and not isinstance(given, bool):
+            raise ConfigError(f"managed_gradient_accumulation: {given!r} is neither true nor false")
+        if not self.manages_accumulation and self.updates_in_backward:
+            raise ConfigError(
+                "managed_gradient_accumulation: false, and zerotorch.step_in_backward updates in every backward: set one "
+                "of them"
+            )
+
+    def _with_one_micro_batch(self) -> dict[str, Any]:
+        """For an engine whose windows have one micro-batch each, of any number of backwards."""
+        total, micro, steps = self._batch()
+        if micro * steps * self.world_size != total:
+            raise ConfigError(
+                f"train_batch_size is {total}, and train_micro_batch_size_per_gpu ({micro}) times "
+                f"gradient_accumulation_steps ({steps}) times {self.world_size} ranks is {micro * steps * self.world_size}"
+            )
+        return {
+            **self.raw,
+            "train_batch_size": None,
+            "train_micro_batch_size_per_gpu": micro,
+            "gradient_accumulation_steps": 1,
+        }
 
     def with_section(self, name: str, section: dict[str, Any]) -> DeepSpeedConfig:
         """Another configuration, with this section in place of its own."""
         return DeepSpeedConfig({**self.raw, name: section})
+
+    def with_leaf_modules(self, model: torch.nn.Module) -> DeepSpeedConfig:
+        """Another configuration, with zero_optimization.leaf_module.classes as names of modules, which are marked. Raises
+        ConfigError for classes that the model has none of."""
+        from zerotorch.utils.leaf_modules import set_z3_leaf_modules
+
+        zero = self.raw.get("zero_optimization") or {}
+        section = zero.get("leaf_module") or {}
+        if not section.get("classes") or self.stage < 3:
+            return self
+        try:
+            marked = {id(module) for module in set_z3_leaf_modules(model, section["classes"])}
+        except ValueError as error:
+            raise ConfigError(f"zero_optimization.leaf_module.classes: {error}") from None
+        names = [name for name, module in model.named_modules() if name and id(module) in marked]
+        leaf = {**section, "classes": [], "names": [*(section.get("names") or []), *names]}
+        return self.with_section("zero_optimization", {**zero, "leaf_module": leaf})
 
     @property
     def param_dtype(self) -> torch.dtype:

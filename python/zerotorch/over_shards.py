@@ -34,6 +34,15 @@ class OverShards:
         self._inner.state = defaultdict(dict)
         self._inner.param_groups = [{"params": tensors} for tensors in shards]
         self._numbers: set[str] | None = None
+        # An optimizer made of others keeps no states itself. Its groups are theirs, and so they step over the shards.
+        self._parts = list(_optimizers_in(vars(client)))
+
+    def _owners_of_states(self) -> list[Any]:
+        return [self._inner.state, *(part.state for part in self._parts)]
+
+    def _states(self) -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
+        for states in self._owners_of_states():
+            yield from states.items()
 
     def _sources(self) -> list[dict[str, Any]]:
         return [group for group in self._client.param_groups if group["params"]]
@@ -51,8 +60,8 @@ class OverShards:
     @property
     def state(self) -> _SavedStates:
         if self._numbers is None:
-            self._numbers = _names_of_numbers(self._inner.state)
-        return _SavedStates(self._inner.state, self._numbers)
+            self._numbers = _names_of_numbers(self._states())
+        return _SavedStates(self._owners_of_states(), self._numbers)
 
     def step(self) -> None:
         self.call("step")
@@ -80,7 +89,7 @@ class OverShards:
 
     def problem_of_states(self) -> str | None:
         """Why a checkpoint cannot hold a state that there is now. Local."""
-        for shard, state in self._inner.state.items():
+        for shard, state in self._states():
             saved = self.state[shard]
             for name in state:
                 problem = _problem_of(name, saved[name], shard)
@@ -89,11 +98,23 @@ class OverShards:
         return None
 
 
-def _names_of_numbers(states: Any) -> set[str]:
+def _optimizers_in(value: Any) -> Iterator[torch.optim.Optimizer]:
+    """Optimizers that another one has as attributes, also in lists and dictionaries."""
+    if isinstance(value, torch.optim.Optimizer):
+        yield value
+        value = vars(value)
+    if isinstance(value, dict):
+        value = [inner for name, inner in value.items() if name not in ("state", "param_groups", "defaults")]
+    if isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _optimizers_in(inner)
+
+
+def _names_of_numbers(states: Iterator[tuple[torch.Tensor, dict[str, Any]]]) -> set[str]:
     """Of states that are one number, in a tensor with dimensions. A shard of one element does not tell."""
     return {
         name
-        for shard, state in states.items()
+        for shard, state in states
         if shard.numel() != 1
         for name, value in state.items()
         if isinstance(value, torch.Tensor) and value.dim() > 0 and value.numel() == 1
@@ -117,18 +138,21 @@ def _problem_of(name: str, value: Any, shard: torch.Tensor) -> str | None:
 class _SavedStates:
     """The optimizer's states by shard, as the engine saves and loads them."""
 
-    def __init__(self, states: Any, numbers: set[str]) -> None:
-        self._states = states
+    def __init__(self, owners: list[Any], numbers: set[str]) -> None:
+        self._owners = owners
         self._numbers = numbers
 
     def __contains__(self, shard: object) -> bool:
-        return shard in self._states
+        return any(shard in states for states in self._owners)
 
     def __getitem__(self, shard: torch.Tensor) -> _SavedState:
-        return _SavedState(self._states[shard], self._numbers)
+        return _SavedState(self._owner(shard)[shard], self._numbers)
 
     def pop(self, shard: torch.Tensor) -> Any:
-        return self._states.pop(shard)
+        return self._owner(shard).pop(shard)
+
+    def _owner(self, shard: torch.Tensor) -> Any:
+        return next((states for states in self._owners if shard in states), self._owners[0])
 
 
 class _SavedState(MutableMapping[str, Any]):

@@ -288,6 +288,24 @@ def test_a_state_dict_of_the_module_is_not_the_engines() -> None:
     run(1, of_another_kind)
 
 
+def with_leaf_modules(classes: list[str]) -> list[str]:
+    from zerotorch.utils import get_z3_leaf_modules
+
+    zero = {"stage": 3, "leaf_module": {"classes": classes}}
+    engine = zerotorch.initialize(model=models.make(), config=config(zero_optimization=zero, **adamw()))[0]
+    train(engine)
+    leaves = get_z3_leaf_modules(engine.module)
+    text = engine._config.resolved["zero_optimization"]["leaf_module"]["names"]
+    assert [engine.module.get_submodule(name) for name in text] == leaves
+    engine.destroy()
+    return text
+
+
+def test_leaf_modules_by_their_class() -> None:
+    assert run(2, with_leaf_modules, ["ModuleDict"]) == [["layers.0", "layers.1"]] * 2
+    assert run(2, with_leaf_modules, ["torch.nn.modules.rnn.GRU"]) == [["gru"]] * 2
+
+
 def sanity_checked() -> None:
     engine = zerotorch.initialize(
         model=models.make(),

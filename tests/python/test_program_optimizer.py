@@ -471,6 +471,55 @@ def test_states_are_saved_or_refused_at_once(tmp_path: Path, ranks: int, stage: 
             torch.testing.assert_close(weights, [p.detach() for p in module.parameters()], rtol=1e-5, atol=1e-6)
 
 
+class Both(torch.optim.Optimizer):
+    """Made of two others, whose states it does not have."""
+
+    def __init__(self, module: Any) -> None:
+        self.parts = [
+            torch.optim.SGD(module[0].parameters(), lr=0.1, momentum=0.9),
+            torch.optim.AdamW(module[2].parameters(), lr=0.01),
+        ]
+        super().__init__([group for part in self.parts for group in part.param_groups], {})
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for part in self.parts:
+            part.step()
+
+
+def made_of_two(folder: str, stage: int) -> list[torch.Tensor]:
+    import zerotorch
+
+    def start() -> Any:
+        module = build()
+        config = {**CONFIG, "zero_allow_untested_optimizer": stage > 0, "zero_optimization": {"stage": stage}}
+        return zerotorch.initialize(model=module, optimizer=Both(module), config=config)[0]
+
+    engine = start()
+    for step in range(4):
+        if step == 2:
+            engine.save_checkpoint(folder)
+            engine.destroy()
+            engine = start()
+            engine.load_checkpoint(folder)
+        engine.backward(engine(batch(step)).square().mean())
+        engine.step()
+    with zerotorch.zero.GatheredParameters(list(engine.module.parameters())):
+        return [p.detach().clone() for p in engine.module.parameters()]
+
+
+@pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 0), (2, 2), (2, 3)])
+def test_an_optimizer_that_is_made_of_others(tmp_path: Path, ranks: int, stage: int) -> None:
+    module = build()
+    optimizer = Both(module)
+    for step in range(4):
+        module.zero_grad()
+        module(batch(step)).square().mean().backward()
+        optimizer.step()
+    for weights in run(ranks, made_of_two, str(tmp_path), stage):
+        torch.testing.assert_close(weights, [p.detach() for p in module.parameters()], rtol=1e-5, atol=1e-6)
+
+
 class ScheduleFree(torch.optim.Optimizer):
     """SGD whose weights are an average in eval()."""
 
