@@ -130,9 +130,13 @@ class DeepSpeedConfig(ConfigNames):
         return bool(self.resolved["zerotorch"]["step_in_backward"])
 
     @property
+    def delays_updates(self) -> bool:
+        return bool(self.resolved["zerotorch"]["delayed_update"])
+
+    @property
     def refuses_writes(self) -> bool:
         """Updates run while the program does, so that it may write parameters in a GatheredParameters only."""
-        return self.updates_in_backward or bool(self.resolved["zerotorch"]["delayed_update"])
+        return self.updates_in_backward or self.delays_updates
 
     @property
     def logs_comms(self) -> bool:

@@ -159,7 +159,9 @@ def _end(owner: _Owner) -> str | None:
     if engine is None:
         owner.core.destroy()
         return None
-    owner.core.finish_update()
+    # Collective only where it must be: a rank may have collected an engine that another one still has.
+    if engine._config.delays_updates:
+        owner.core.finish_update()
     device = str(engine.device)
     kept = partition.keep(owner.core, list(engine._names)) if engine._holds_shards_only else None
     engine._end_as_replaced()
