@@ -134,6 +134,8 @@ def _apply(engine: DeepSpeedEngine, saved: _Saved, options: LoadOptions) -> None
     optimizer = engine.optimizer
     if optimizer is None or options.module_only:
         return
+    if engine._unmanaged is not None:
+        engine._unmanaged.resume(engine._core, saved.more_micro_batches)
     if options.load_optimizer_states and saved.groups is not None:
         optimizer.load_groups(saved.groups)
     if options.load_lr_scheduler_states and engine.lr_scheduler is not None:
@@ -195,12 +197,18 @@ class _Saved:
     """What was beside the engine's own state."""
 
     def __init__(
-        self, client_state: dict[str, Any], groups: Any = None, scheduler: Any = None, extra_states: Any = None
+        self,
+        client_state: dict[str, Any],
+        groups: Any = None,
+        scheduler: Any = None,
+        extra_states: Any = None,
+        more_micro_batches: int = 0,
     ) -> None:
         self.client_state = client_state
         self.groups = groups
         self.scheduler = scheduler
         self.extra_states: dict[str, Any] = extra_states or {}
+        self.more_micro_batches = more_micro_batches
 
 
 def _to_json(engine: DeepSpeedEngine, state: dict[str, Any]) -> str:
@@ -214,6 +222,8 @@ def _to_json(engine: DeepSpeedEngine, state: dict[str, Any]) -> str:
     extra_states = {name: module.get_extra_state() for name, module in _with_extra_states(engine.module)}
     if extra_states:
         saved["extra_states"] = {"torch_save": _pickle(extra_states)}
+    if engine._unmanaged is not None:
+        saved["more_micro_batches"] = engine._unmanaged.more
     return json.dumps(saved)
 
 
@@ -242,7 +252,8 @@ def _from_json(text: str) -> _Saved:
         raise CheckpointError(f"the checkpoint's client state is of version {saved[_FORMAT]}; this reads {_VERSION}")
     client_state = _unpickle(saved["client_state"])
     parts = [saved.get(name) for name in ("param_groups", "lr_scheduler", "extra_states")]
-    return _Saved(client_state, *(part and _unpickle(part) for part in parts))
+    more = int(saved.get("more_micro_batches", 0))
+    return _Saved(client_state, *(part and _unpickle(part) for part in parts), more_micro_batches=more)
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:

@@ -15,10 +15,11 @@ from zerotorch import _C, checkpoint_io, raw_access
 from zerotorch.comm.comm import register_engine
 from zerotorch.config import DeepSpeedConfig
 from zerotorch.engine_names import EngineNames
-from zerotorch.errors import ModelError, NotBuiltError, UsageError
+from zerotorch.errors import ConfigError, ModelError, NotBuiltError, UsageError
 from zerotorch.life_cycle import Flags, Life, ModuleChanges, are_released
 from zerotorch.local_rank import LocalRank
 from zerotorch.optimizer import ZeroOptimizer
+from zerotorch.unmanaged_accumulation import UnmanagedAccumulation
 from zerotorch.utils.logging import log_dist
 
 _STAGES_OF_SHARDED_GRADIENTS = 2
@@ -97,6 +98,8 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
         self._in_no_sync = False
         self._boundary: bool | None = None
         self._said_scaling = False
+        own = None if config.manages_accumulation else UnmanagedAccumulation(config.gradient_accumulation_steps)
+        self._unmanaged: UnmanagedAccumulation | None = own
         self.__dict__["_trained_by"] = trained_by  # no child of ours
         self._life = Life()
         self._changes: ModuleChanges | None = None
@@ -163,7 +166,10 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
         assert self.optimizer is not None
         self.optimizer.before_backward()
         steps = self.gradient_accumulation_steps()
-        self._core.backward(loss, retain_graph, 1.0 if scale_wrt_gas else float(steps))
+        divided = self._core.gradient_accumulation_steps  # what the update divides by
+        self._core.backward(loss, retain_graph, divided / steps if scale_wrt_gas else float(divided))
+        if self._unmanaged is not None:
+            self._unmanaged.count_backward()
         if steps > 1 and not self._said_scaling:
             self._said_scaling = True
             log_dist(
@@ -188,6 +194,8 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
         assert self.optimizer is not None
         before = self.global_steps
         self.optimizer.step()
+        if self._unmanaged is not None:
+            self._unmanaged.end_window()
         self.tput_timer.stop(global_step=self.global_steps > before)
         if self.global_steps > before and self.was_step_applied() and self.lr_scheduler is not None:
             self.lr_scheduler.step(**(lr_kwargs or {}))
@@ -204,6 +212,8 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
             self.module.zero_grad(set_to_none)
         else:
             self._core.zero_grad()
+            if self._unmanaged is not None:
+                self._unmanaged.drop_window()
 
     def finish_update(self) -> None:
         """With zerotorch.delayed_update: the last step's update becomes part of the parameters. On every rank."""
@@ -221,21 +231,30 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
         if self._in_no_sync:
             raise UsageError("no_sync context manager reentry is unsupported")
         self._in_no_sync = True
-        self.set_gradient_accumulation_boundary(False)
+        self._say_boundary(False)
         try:
             yield
         finally:
             self._in_no_sync = False
-            self.set_gradient_accumulation_boundary(None)
+            self._say_boundary(None)
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
         """Says whether the micro-batches from here on end their window; None: they are counted. Local."""
-        self._core.set_gradient_accumulation_boundary(is_boundary)
-        self._boundary = is_boundary
+        if self._unmanaged is not None:
+            raise UsageError(
+                "set_gradient_accumulation_boundary() is not supported with managed_gradient_accumulation=False: every "
+                "step() ends the window"
+            )
+        self._say_boundary(is_boundary)
+
+    def _say_boundary(self, is_boundary: bool | None) -> None:
+        if self._unmanaged is None:  # else only step() ends a window
+            self._core.set_gradient_accumulation_boundary(is_boundary)
+            self._boundary = is_boundary
 
     def is_gradient_accumulation_boundary(self) -> bool:
-        """True when the next step() updates. Local."""
-        return self._core.is_gradient_accumulation_boundary()
+        """True when the next step() updates; with managed_gradient_accumulation=False never outside of step(). Local."""
+        return self._unmanaged is None and self._core.is_gradient_accumulation_boundary()
 
     def was_step_applied(self) -> bool:
         """True when the last step() has changed the parameters. Local."""
@@ -257,7 +276,8 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
 
     @property
     def global_samples(self) -> int:
-        return self._core.micro_steps * self.train_micro_batch_size_per_gpu() * self.world_size
+        more = 0 if self._unmanaged is None else self._unmanaged.more
+        return (self._core.micro_steps + more) * self.train_micro_batch_size_per_gpu() * self.world_size
 
     @property
     def global_rank(self) -> int:
@@ -280,20 +300,36 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
         return torch.device(self._core.device)
 
     def train_batch_size(self) -> int:
-        return self._core.train_batch_size
+        if self._unmanaged is None:
+            return self._core.train_batch_size
+        return self._core.train_batch_size * self._unmanaged.steps
 
     def train_micro_batch_size_per_gpu(self) -> int:
         return self._core.train_micro_batch_size_per_gpu
 
     def gradient_accumulation_steps(self) -> int:
-        return self._core.gradient_accumulation_steps
+        return self._core.gradient_accumulation_steps if self._unmanaged is None else self._unmanaged.steps
 
     def set_train_batch_size(self, train_batch_size: int) -> None:
         """Samples of an update on all ranks, from the next window on; micro-batches keep their size."""
-        self._core.set_train_batch_size(train_batch_size)
+        if self._unmanaged is None:
+            self._core.set_train_batch_size(train_batch_size)
+            return
+        steps, left = divmod(train_batch_size, self._core.train_batch_size)
+        if left:
+            raise ConfigError(
+                f"set_train_batch_size({train_batch_size}): a multiple of {self._core.train_batch_size} is needed, "
+                "train_micro_batch_size_per_gpu times the data-parallel ranks"
+            )
+        self.set_gradient_accumulation_steps(steps)
 
     def set_gradient_accumulation_steps(self, steps: int) -> None:
-        self._core.set_gradient_accumulation_steps(steps)
+        if self._unmanaged is None:
+            self._core.set_gradient_accumulation_steps(steps)
+        elif steps < 1:
+            raise ConfigError(f"set_gradient_accumulation_steps({steps}): give at least 1")
+        else:
+            self._unmanaged.steps = steps
 
     def get_batch_info(self) -> tuple[int, int, int]:
         return self.train_batch_size(), self.train_micro_batch_size_per_gpu(), self.gradient_accumulation_steps()

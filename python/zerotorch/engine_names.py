@@ -271,6 +271,11 @@ class EngineNames:
         """
         if self.zero_optimization_stage() == 0:
             raise NotBuiltError("coalesce_grad_reduction requires ZeRO stage 1/2/3, got stage 0; use no_sync()")
+        if not self._config.manages_accumulation:
+            raise UsageError(
+                "coalesce_grad_reduction is not supported with managed_gradient_accumulation=False, where all backwards "
+                "before a step() are one micro-batch anyway"
+            )
         if self._in_no_sync:
             raise UsageError("coalesce_grad_reduction cannot be nested inside another no_sync context")
         self._in_no_sync = True
