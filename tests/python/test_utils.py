@@ -272,6 +272,16 @@ def test_accelerators_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "5")
     assert (get_accelerator().current_device(), get_accelerator().device_count()) == (3, 5)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    monkeypatch.setenv("LOCAL_SIZE", "2")  # of DeepSpeed's launcher
+    assert get_accelerator().device_count() == 2
+
+
+def test_the_current_device_is_one_that_tensors_go_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    here = get_accelerator().current_device()
+    assert torch.ones(1).to(here).device.type == torch.zeros(1, device=here).device.type == "cpu"
+    assert f"{here}" == "1" and [4, 5][here] == 5
 
 
 def test_accelerators_memory_is_the_process() -> None:

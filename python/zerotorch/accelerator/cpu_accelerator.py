@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import NotBuiltError
+from ..local_rank import LocalRank
 from .accelerator import Accelerator
 
 
@@ -83,13 +84,13 @@ class CPUAccelerator(Accelerator):
     def set_device(self, device_index: int) -> None:
         pass
 
-    def current_device(self) -> int:
-        """This process's place on its host."""
-        return int(os.environ.get("LOCAL_RANK", "0"))
+    def current_device(self) -> LocalRank:
+        """This process's place on its host; ``tensor.to()`` takes it for the CPU, as programs use it for a GPU."""
+        return LocalRank(int(os.environ.get("LOCAL_RANK", "0")))
 
     def device_count(self) -> int:
         """Ranks that the launcher has started on this host, else its NUMA nodes."""
-        ranks = os.environ.get("LOCAL_WORLD_SIZE")
+        ranks = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE")  # the latter is DeepSpeed's
         return int(ranks) if ranks else max(1, len(list(pathlib.Path("/sys/devices/system/node").glob("node[0-9]*"))))
 
     def synchronize(self, device_index: int | None = None) -> None:
