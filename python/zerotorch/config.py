@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib
 import json
 import math
 import os
@@ -27,7 +28,8 @@ class DeepSpeedConfig(ConfigNames):
     """A configuration, read and checked.
 
     Args:
-        config: a dictionary, the path of a JSON file (comments are allowed), or JSON in base64.
+        config: a dictionary, the path of a file of JSON (comments are allowed) or, with the library hjson, of Hjson, or JSON
+            in base64.
 
     Raises:
         ConfigError: naming every key that is wrong, and why.
@@ -200,10 +202,23 @@ def _parse(text: str, source: str) -> dict[str, Any]:
         try:
             raw = json.loads(_without_comments(text), object_pairs_hook=_without_duplicates)
         except json.JSONDecodeError as error:
-            raise ConfigError(f"{source}:{error.lineno}: not valid JSON: {error.msg}") from None
+            raw = _from_hjson(text, f"{source}:{error.lineno}: not valid JSON: {error.msg}")
     if not isinstance(raw, dict):
         raise ConfigError(f"{source}: a configuration is a JSON object")
     return raw
+
+
+def _from_hjson(text: str, why_no_json: str) -> Any:
+    """Files with keys or strings that have no quotes, which DeepSpeed reads by the library hjson. Not tried first: it
+    takes what is left of a broken JSON file for a string."""
+    try:
+        hjson: Any = importlib.import_module("hjson")
+    except ImportError:
+        raise ConfigError(f"{why_no_json}. If it is meant to be Hjson: pip install hjson") from None
+    try:
+        return hjson.loads(text, object_pairs_hook=_without_duplicates)
+    except hjson.HjsonDecodeError as error:
+        raise ConfigError(f"{why_no_json}; nor is it Hjson: {error}") from None
 
 
 _STRING_OR_COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/\*.*?\*/|,(?=\s*[}\]])', re.DOTALL)
