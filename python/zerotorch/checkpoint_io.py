@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from zerotorch.distributed import first_problem
-from zerotorch.errors import ArgumentError, CheckpointError
-from zerotorch.utils.logging import log_dist
+from zerotorch.distributed import first_problem, text_of_first_rank
+from zerotorch.errors import ArgumentError, CheckpointError, UsageError
+from zerotorch.utils.logging import log_dist, logger
 
 if TYPE_CHECKING:
     from zerotorch.engine import DeepSpeedEngine
@@ -39,6 +39,7 @@ if __name__ == "__main__":
 def save(engine: DeepSpeedEngine, folder: str, tag: str, state: dict[str, Any], save_latest: bool) -> None:
     """*Collective.* Raises CheckpointError on every rank."""
     engine._life.require_trainable()
+    folder, tag = _of_first_rank(engine, folder, tag)
     try:
         text = _to_json(engine, state) if engine.global_rank == 0 else "{}"
     except Exception as error:
@@ -49,6 +50,23 @@ def save(engine: DeepSpeedEngine, folder: str, tag: str, state: dict[str, Any], 
         engine._core.save_checkpoint(folder, tag, text, save_latest)
     if engine.global_rank == 0:
         _write_script(Path(folder) / "zero_to_fp32.py")
+
+
+def _of_first_rank(engine: DeepSpeedEngine, folder: str, tag: str) -> tuple[str, str]:
+    """Where rank 0 saves, which is where all do: programs make names of the time, or of random numbers. *Collective.*
+    Raises UsageError on all ranks where `checkpoint.tag_validation` is "Fail" and they differ."""
+    mode = str((engine._config.raw.get("checkpoint") or {}).get("tag_validation", "Warn")).lower()
+    firsts = tuple(json.loads(text_of_first_rank(json.dumps([folder, tag]))))
+    difference = None
+    if firsts != (folder, tag):
+        difference = f"save_checkpoint() was asked for {(folder, tag)}, and on rank 0 for {firsts}"
+    if mode == "fail":
+        problem = first_problem(difference)
+        if problem is not None:
+            raise UsageError(f"{problem}: give the same on all ranks, or set checkpoint.tag_validation to 'Warn'")
+    elif mode == "warn" and difference is not None:
+        logger.warning("rank %d: %s, which is taken", engine.global_rank, difference)
+    return firsts
 
 
 def path_of(value: Any, argument: str) -> str:

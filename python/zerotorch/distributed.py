@@ -110,6 +110,20 @@ def first_problem(mine: str | None) -> str | None:
     return None
 
 
+def text_of_first_rank(mine: str) -> str:
+    """Rank 0's, on all ranks. *Collective.*"""
+    group = world_group()
+    if group.size == 1:
+        return mine
+    said = list(mine.encode())
+    nbytes = torch.tensor([len(said)])
+    group.broadcast(nbytes, 0)
+    text = torch.tensor(said if group.rank == 0 else [0] * int(nbytes), dtype=torch.uint8)
+    if text.numel() > 0:
+        group.broadcast(text, 0)
+    return bytes(text.tolist()).decode()
+
+
 def _show_one_traceback(rank: int) -> None:
     """A rank that ends because another one failed says so in a line: that one shows its traceback."""
     earlier = sys.excepthook

@@ -359,3 +359,35 @@ def without_a_folder(folder: str) -> None:
 
 def test_what_is_no_path_is_refused(tmp_path: Path) -> None:
     run(1, without_a_folder, str(tmp_path))
+
+
+def of_many_names(folder: str, mode: str, by_tag: bool) -> list[str]:
+    """What this rank warns of, where each rank asks for another place."""
+    from zerotorch.utils.logging import logger
+
+    torch.manual_seed(1)
+    model = torch.nn.Linear(4, 2)
+    with_mode = config(2, 2, checkpoint={"tag_validation": mode})
+    engine = zerotorch.initialize(model=model, model_parameters=model.parameters(), config=with_mode)[0]
+    said: list[str] = []
+    earlier, logger.warning = logger.warning, lambda text, *args: said.append(text % args)
+    mine = f"of_{engine.global_rank}"
+    try:
+        engine.save_checkpoint(folder if by_tag else f"{folder}/{mode}_{mine}", tag=mine if by_tag else "step")
+    except AssertionError as error:
+        said.append(f"refused: {error}")
+    finally:
+        logger.warning = earlier
+        engine.destroy()
+    return said
+
+
+@pytest.mark.parametrize("by_tag", [True, False])
+def test_ranks_save_where_rank_0_does(tmp_path: Path, by_tag: bool) -> None:
+    for mode, first, other in (("Fail", "refused: rank 1: ", "refused: rank 1: "), ("Ignore", "", ""), ("Warn", "", "rank 1: ")):
+        folder = tmp_path / mode
+        firsts, others = run(2, of_many_names, str(folder), mode, by_tag)
+        assert [text[: len(first)] for text in firsts] == ([first] if first else [])
+        assert [text[: len(other)] for text in others] == ([other] if other else [])
+        saved = sorted(str(path.parent.relative_to(folder)) for path in folder.rglob("manifest.json"))
+        assert saved == ([] if mode == "Fail" else ["of_0" if by_tag else f"{mode}_of_0/step"])
