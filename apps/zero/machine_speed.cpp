@@ -53,8 +53,8 @@ double seconds_of_training(const GPTOptions& model, const MachineSpeed& speed, i
   const auto numel = static_cast<double>(gpt_numel(model));
   const auto activations = static_cast<double>(model.layers * model.dim);
   const double operations = 6 * numel + 6 * activations * static_cast<double>(model.seq);
-  // Measured with gpt-tiny to gpt-25m on two kinds of CPU, with and without instructions for bf16: products reach 0.85 of
-  // the speed of the larger ones measured here; all else takes 40 ns for each element of the residual stream.
+  // Measured with gpt-tiny to gpt-25m on two kinds of CPU, with and without instructions for bf16: products reach 0.85
+  // of the speed of the larger ones measured here; all else takes 40 ns for each element of the residual stream.
   const double recomputed = model.recompute_every > 0 ? 1.0 / 3.0 / static_cast<double>(model.recompute_every) : 0;
   const double seconds_of_token = (1 + recomputed) * operations / (0.85 * speed.flops) + 40e-9 * activations;
   const double tokens =

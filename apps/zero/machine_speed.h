@@ -36,8 +36,8 @@ struct FirstRun {
 };
 FirstRun choose_first_run(const MachineSpeed& speed, int ranks);
 
-/// Fills in what `options` leave open of a first run: preset and steps, where no model, size, configuration or number of
-/// steps is given and the CPU computes. Measures only then.
+/// Fills in what `options` leave open of a first run: preset and steps, where no model, size, configuration or number
+/// of steps is given and the CPU computes. Measures only then.
 void choose_run_size(TrainOptions& options, int ranks);
 
 }  // namespace zero::app

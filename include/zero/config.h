@@ -238,8 +238,8 @@ struct Config {
   // ---- step ----
 
   enum class GradientAllreduceOp : std::uint8_t { kMean, kSum };
-  /// Over the data-parallel ranks. kSum: the update depends on the number of ranks. Micro-batches of a rank are averaged
-  /// in either case.
+  /// Over the data-parallel ranks. kSum: the update depends on the number of ranks. Micro-batches of a rank are
+  /// averaged in either case.
   GradientAllreduceOp gradient_allreduce_op = GradientAllreduceOp::kMean;
   /// Upper bound of the global gradient norm; 0: no clipping. Default: as in DeepSpeed since 0.19 (1.0).
   double gradient_clipping = 1.0;
@@ -424,8 +424,8 @@ struct Config {
     /// if the backend is MPI or the rank has a core more than its compute threads.
     ProgressThread progress_thread = ProgressThread::kAuto;
     /// How products of 16-bit parameters and activations are computed on the CPU (zero/cpu_products.h). auto: in fp32
-    /// where the processor has no instructions for the dtype; rank 0's choice holds for all. For the whole process while
-    /// the engine lives. With fp32 parameters only kFp32 has an effect: on products under autocast.
+    /// where the processor has no instructions for the dtype; rank 0's choice holds for all. For the whole process
+    /// while the engine lives. With fp32 parameters only kFp32 has an effect: on products under autocast.
     CpuProducts cpu_products = CpuProducts::kAuto;
     /// Copying store: choose how far to prefetch from measured gather and compute times, up to
     /// stage3_prefetch_bucket_size. False: always prefetch that far.

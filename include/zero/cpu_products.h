@@ -1,8 +1,8 @@
 #pragma once
-// Products of bf16 and fp16 tensors on the CPU. Few processors have instructions for them (bf16: AVX512_BF16, AMX; fp16:
-// AVX512_FP16, AMX-FP16); on all others libtorch multiplies 16-bit matrices 10 to 40 times slower than fp32 ones. There
-// zerotorch registers kernels of its own with libtorch's dispatcher: operands are widened to fp32, which is exact,
-// products are summed in fp32, and every result is rounded once. An engine does so by itself
+// Products of bf16 and fp16 tensors on the CPU. Few processors have instructions for them (bf16: AVX512_BF16, AMX;
+// fp16: AVX512_FP16, AMX-FP16); on all others libtorch multiplies 16-bit matrices 10 to 40 times slower than fp32 ones.
+// There zerotorch registers kernels of its own with libtorch's dispatcher: operands are widened to fp32, which is
+// exact, products are summed in fp32, and every result is rounded once. An engine does so by itself
 // (zerotorch.cpu_products); this header is for programs that compute without one.
 #include <cstdint>
 #include <memory>
@@ -24,17 +24,18 @@ struct ProductSpeed {
 };
 
 /// Measures products of matrices of `edge` x `edge` elements in the layouts of a forward and a backward pass. Takes
-/// about 10 ms with the default, 64 times as long with 512 where a dtype has no instructions. `dtype`: kFloat32, kBFloat16
-/// or kFloat16. *Local.* Throws ConfigError for another dtype.
+/// about 10 ms with the default, 64 times as long with 512 where a dtype has no instructions. `dtype`: kFloat32,
+/// kBFloat16 or kFloat16. *Local.* Throws ConfigError for another dtype.
 ProductSpeed measure_cpu_products(DType dtype, int edge = 128);
 
-/// While it lives, products of `dtype` (kBFloat16 or kFloat16) on the CPU of this process are computed one way: mm, addmm,
-/// bmm, baddbmm, addmv and dot (to which linear, matmul and einsum come down), fused attention, convolutions, LSTMs, and
-/// their gradients. For all threads, and for tensors of every module. Several may live at a time if they agree.
+/// While it lives, products of `dtype` (kBFloat16 or kFloat16) on the CPU of this process are computed one way: mm,
+/// addmm, bmm, baddbmm, addmv and dot (to which linear, matmul and einsum come down), fused attention, convolutions,
+/// LSTMs, and their gradients. For all threads, and for tensors of every module. Several may live at a time if they
+/// agree.
 class CpuProductsScope {
  public:
-  /// *Local.* kAuto measures, once per process and dtype. Throws ConfigError for another dtype, and while another scope or
-  /// engine of this process computes products of `dtype` the other way.
+  /// *Local.* kAuto measures, once per process and dtype. Throws ConfigError for another dtype, and while another scope
+  /// or engine of this process computes products of `dtype` the other way.
   CpuProductsScope(CpuProducts wanted, DType dtype);
   ~CpuProductsScope();
   CpuProductsScope(CpuProductsScope&&) noexcept;

@@ -6,7 +6,9 @@ import _thread
 import atexit
 import contextlib
 import datetime
+import faulthandler
 import os
+import signal
 import sys
 import threading
 import time
@@ -90,6 +92,7 @@ def world_group() -> _C.Group:
     _check_accelerate(_group.size)
     if _group.size > 1:
         _show_one_traceback(_group.rank)
+        _print_stack_when_asked()
     return _group
 
 
@@ -108,6 +111,15 @@ def first_problem(mine: str | None) -> str | None:
         group.broadcast(text, rank)
         return f"rank {rank}: {bytes(text.tolist()).decode()}"
     return None
+
+
+def _print_stack_when_asked() -> None:
+    """A rank that waits for others for long sends them SIGURG: each prints where its program is, which nothing else
+    knows of a wait in another library. Not where the program has a use of its own for the signal."""
+    if signal.getsignal(signal.SIGURG) != signal.SIG_DFL:
+        return
+    with contextlib.suppress(Exception):  # an interpreter without a standard error
+        faulthandler.register(signal.SIGURG, file=2, all_threads=False)
 
 
 def text_of_first_rank(mine: str) -> str:

@@ -13,6 +13,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/log.h"
 #include "zero/errors.h"
 
 namespace zero::comm {
@@ -223,6 +224,14 @@ Region::~Region() {
   if (sharing_ == Sharing::kReadable && created_here()) {
     (void)::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(mapping_.nbytes()));
   }
+}
+
+void Region::unshare() {
+  if (sharing_ != Sharing::kNodeShared || !fd_) return;
+  // Over the mapping that is there: whoever has its address keeps it, and the system copies a page when it is written.
+  void* const there =
+      ::mmap(mapping_.data(), mapping_.nbytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, fd_.get(), 0);
+  if (there == MAP_FAILED) base::log_warning("memory of a host's ranks stays shared: {}", std::strerror(errno));
 }
 
 bool Region::created_here() const { return creator_pid_ == ::getpid(); }

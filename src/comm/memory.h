@@ -122,6 +122,9 @@ class Region : public std::enable_shared_from_this<Region> {
   RegionId id() const { return id_; }
   /// True when other ranks can map it.
   bool shared() const { return static_cast<bool>(fd_); }
+  /// Of a region that all ranks of the host have mapped: from here on this process's writes are its own, and what it
+  /// has not written it still shares. Best effort. Local.
+  void unshare();
   /// False in a forked child, whose copies of the owner's objects must not touch the owner's pages.
   bool created_here() const;
 

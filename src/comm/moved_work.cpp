@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "comm/backend.h"
+#include "comm/wait_policy.h"
 #include "zero/errors.h"
 
 namespace zero::comm {
@@ -17,8 +18,6 @@ std::int64_t to_ns(std::chrono::milliseconds limit) {
   constexpr std::chrono::milliseconds kLong = std::chrono::hours(24 * 365);
   return std::min(limit, kLong).count() * base::kNanosPerMilli;
 }
-
-double to_seconds(std::int64_t ns) { return static_cast<double>(ns) / static_cast<double>(base::kNanosPerSecond); }
 
 }  // namespace
 

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "comm/backend.h"
+#include "comm/long_wait.h"
 #include "comm/mpi_requests.h"
 #include "comm/posted_call.h"
 #include "comm/process.h"
@@ -188,6 +189,7 @@ class MpiBackend final : public Backend {
   WaitPolicy policy_;
   const pid_t pid_;
   const int exceptions_at_start_;
+  LongWait long_wait_ = LongWait::from_environment();
   std::int64_t last_check_ns_ = 0;
 };
 

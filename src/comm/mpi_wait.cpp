@@ -21,8 +21,6 @@ constexpr std::int64_t kNapAfterNs = 5 * base::kNanosPerMilli;
 constexpr std::int64_t kFarewellGraceNs = base::kNanosPerSecond / 2;
 constexpr std::chrono::microseconds kShortNap{20};
 
-double to_seconds(std::int64_t ns) { return static_cast<double>(ns) / static_cast<double>(base::kNanosPerSecond); }
-
 }  // namespace
 
 bool MpiBackend::block_until(const std::function<bool()>& done, const std::function<Blocker()>& blocker,
@@ -86,6 +84,13 @@ void MpiBackend::check_peers(const std::function<Blocker()>& blocker_now, std::i
     if (problem.empty()) continue;
     fail_group(fmt::format("rank {} (pid {}) {} while rank {} waited for it in {}. {}", peer, pid_of(peer), problem,
                            rank(), blocker.what, position_of(peer)));
+  }
+  if (!late && speaker_of(blocker.ranks, size()) == rank() && long_wait_.is_due(now_ns - since_ns)) {
+    std::vector<LongWait::Missing> missing;
+    for (const int peer : blocker.ranks) {
+      missing.push_back({peer, pid_of(peer), peers_[static_cast<std::size_t>(peer)].on_this_host, position_of(peer)});
+    }
+    LongWait::tell(rank(), blocker, now_ns - since_ns, missing);
   }
   if (!late) return;
   std::string late_ranks;

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "comm/backend.h"
+#include "comm/long_wait.h"
 #include "comm/posted_call.h"
 #include "comm/shm_segment.h"
 #include "comm/staging.h"
@@ -174,6 +175,7 @@ class ShmBackend final : public Backend {
   };
   std::vector<PeerRegions> peer_regions_;
   std::vector<std::int64_t> stopped_since_ns_;  ///< 0: not stopped
+  LongWait long_wait_ = LongWait::from_environment();
   std::int64_t last_check_ns_ = 0;
   std::int64_t paused_wait_ns_ = 0, paused_ns_ = 0;  ///< how long this process was stopped in the wait begun then
   const WaitPolicy policy_;

@@ -33,8 +33,6 @@ class SleeperGuard {
   const int rank_;
 };
 
-double to_seconds(std::int64_t ns) { return static_cast<double>(ns) / static_cast<double>(base::kNanosPerSecond); }
-
 }  // namespace
 
 bool ShmBackend::block_until(const std::function<bool()>& done, const std::function<Blocker()>& blocker,
@@ -160,6 +158,12 @@ void ShmBackend::check_peers(const std::function<Blocker()>& blocker_now, std::i
     }
     fail_group(fmt::format("rank {} (pid {}) {} while rank {} waited for it in {}. {}", peer, pid_of(peer), problem,
                            rank(), blocker.what, position_of(peer)));
+  }
+  const std::int64_t waited_ns = now_ns - since_ns - paused_ns_;
+  if (!late && speaker_of(blocker.ranks, size()) == rank() && long_wait_.is_due(waited_ns)) {
+    std::vector<LongWait::Missing> missing;
+    for (const int peer : blocker.ranks) missing.push_back({peer, pid_of(peer), true, position_of(peer)});
+    LongWait::tell(rank(), blocker, waited_ns, missing);
   }
   if (!late) return;
   std::string late_ranks;

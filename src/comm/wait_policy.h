@@ -22,6 +22,10 @@ struct WaitPolicy {
   static WaitPolicy for_local_ranks(std::span<const pid_t> ranks);
 };
 
+inline double to_seconds(std::int64_t ns) {
+  return static_cast<double>(ns) / static_cast<double>(base::kNanosPerSecond);
+}
+
 /// Tells the CPU that this is a spin loop.
 inline void cpu_relax() {
 #if defined(__x86_64__)

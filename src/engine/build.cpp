@@ -8,6 +8,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <exception>
 #include <limits>
@@ -19,6 +20,7 @@
 #include "engine/agreement.h"
 #include "engine/bind_cores.h"
 #include "engine/buffers.h"
+#include "engine/cpu_products.h"
 #include "engine/engine_impl.h"
 #include "engine/progress_log.h"
 #include "engine/shard_place.h"
@@ -600,31 +602,6 @@ void freeze(const Engine::Impl& impl) {
   for (const auto& parameter : impl.model.parameters) parameter.tensor.requires_grad_(false);
 }
 
-/// *Collective.* One way of computing 16-bit products for all ranks: what rank 0's processor does faster. Throws
-/// ConfigError.
-void choose_cpu_products(Engine::Impl& impl) {
-  const CpuProducts wanted = impl.config.zerotorch.cpu_products;
-  if (!impl.model.module_device.is_cpu()) return;
-  std::vector<DType> dtypes = {impl.model.param_dtype};
-  if (impl.model.param_dtype == DType::kFloat32) {
-    // Under autocast parameters are fp32 and products are not.
-    if (wanted != CpuProducts::kFp32) return;
-    dtypes = {DType::kBFloat16, DType::kFloat16};
-  }
-  for (const DType dtype : dtypes) {
-    std::int64_t way = static_cast<std::int64_t>(wanted);
-    if (wanted == CpuProducts::kAuto) {
-      if (impl.groups.all.rank() == 0) way = static_cast<std::int64_t>(faster_cpu_products(dtype));
-      impl.groups.all.broadcast(&way, 1, DType::kInt64, 0, {.label = "cpu_products"}).wait();
-    }
-    impl.cpu_products.emplace_back(static_cast<CpuProducts>(way), dtype);
-    if (impl.cpu_products.back().chosen() != CpuProducts::kFp32) continue;
-    impl.config.notices.push_back(
-        fmt::format("{0} products are computed in fp32 and rounded once{1} (zerotorch.cpu_products)", dtype_name(dtype),
-                    wanted == CpuProducts::kAuto ? ": this CPU has no fast instructions for them" : ""));
-  }
-}
-
 /// The part of initialize() in which ranks depend on each other. *Collective.*
 void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, const ShardPlace& place, OptimizerSetup setup,
                 bool moves_buffers) {
@@ -638,7 +615,10 @@ void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, const ShardPlace
   }
   check_agreement(impl.inventory, impl.group);
   agree_on_parts(impl.groups, impl.inventory);
-  choose_cpu_products(impl);
+  if (impl.model.module_device.is_cpu()) {
+    impl.cpu_products = choose_cpu_products(impl.config.zerotorch.cpu_products, impl.model.param_dtype, impl.groups.all,
+                                            impl.config.notices);
+  }
   choose_progress_thread(impl);
   make_transport(impl.model, place.moved_by);
   MicroBatchRandom::interrupt();
@@ -716,6 +696,11 @@ class EngineNumbers {
 };
 
 }  // namespace
+
+std::uint64_t EngineMoments::now() {
+  static std::atomic<std::uint64_t> clock = 0;
+  return ++clock;
+}
 
 EngineNumber::EngineNumber() : value(EngineNumbers::take()) {}
 EngineNumber::~EngineNumber() { EngineNumbers::give_back(value); }

@@ -308,11 +308,13 @@ class FolderOwners {
     while (text.size() > 1 && text.back() == '/') text.pop_back();
     return {&files, rank, text};
   }
-  /// False when only others have saved there under `tag` (empty: under step numbers).
+  /// False when only others have saved there under `tag` (empty: under step numbers), and one of them has trained since
+  /// `who` was made: then both do. Else `who` replaces them, as the engine of a program's next training does.
   bool may_save(const Place& place, const std::string& tag, const Checkpoints* who) {
     const std::lock_guard lock(mutex_);
     auto& owners = owners_[place][tag];
-    if (owners.empty()) owners.insert(who);
+    const auto is_over = [&](const Checkpoints* other) { return other->moments().stepped < who->moments().made; };
+    if (!owners.contains(who) && std::ranges::all_of(owners, is_over)) owners = {who};
     return owners.contains(who);
   }
   /// True when others have saved `tag` there, and `who` has not.
@@ -369,6 +371,8 @@ Checkpoints::Checkpoints(Engine::Impl& impl, io::FileSystem& files)
     return folder_owners().is_others(FolderOwners::place(files_, impl_.groups.all.rank(), folder), tag, this);
   });
 }
+
+const EngineMoments& Checkpoints::moments() const { return impl_.moments; }
 
 Checkpoints::~Checkpoints() { folder_owners().forget(this); }
 

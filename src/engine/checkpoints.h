@@ -16,6 +16,8 @@ namespace zero::engine {
 /// Names of random-generator states in a checkpoint: of this rank and device.
 std::string random_state_name(int rank, std::string_view device);
 
+struct EngineMoments;
+
 class Checkpoints {
  public:
   Checkpoints(Engine::Impl& impl, io::FileSystem& files);
@@ -31,6 +33,8 @@ class Checkpoints {
   void wait() { checkpointer_.wait(); }
   const checkpoint::SaveStatistics& statistics() const { return checkpointer_.statistics(); }
   io::FileSystem& files() const { return files_; }
+  /// Of its engine.
+  const EngineMoments& moments() const;
 
  private:
   /// By parameter; empty: there is no such optimizer.

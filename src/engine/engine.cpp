@@ -500,6 +500,7 @@ std::optional<std::string> Engine::Impl::finish_window(std::int64_t window_end) 
   gradients->end_window();
   sums_are_averages = false;
   ++training.global_steps;
+  moments.stepped = engine::EngineMoments::now();
   training.window_begin = window_end;
   last_times = std::exchange(timeline.times, {});
   engine::log_step(*this);

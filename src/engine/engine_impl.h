@@ -60,6 +60,13 @@ struct Accumulation {
   bool warned_of_length = false;
 };
 
+/// When an engine was made and when it stepped last, on a clock of this process that counts these events.
+struct EngineMoments {
+  static std::uint64_t now();
+  std::uint64_t made = now();
+  std::uint64_t stepped = 0;
+};
+
 /// Uses of parameters, on their way to the store.
 class Uses final : public intercept::UseObserver {
  public:
@@ -119,6 +126,7 @@ struct Engine::Impl {
   std::vector<int> stepped_groups;  ///< of this step; empty: all
   int gathered_scopes = 0;          ///< GatheredParameters alive
   engine::EngineNumber number;
+  engine::EngineMoments moments;
   std::shared_ptr<Impl*> self = std::make_shared<Impl*>(this);  ///< null when it is gone: for what may outlive it
   int exceptions_at_start = 0;
   std::unique_ptr<sharding::GradientNorm> norm;

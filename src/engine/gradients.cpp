@@ -326,7 +326,10 @@ void Gradients::drop_window() {
     throw ModelError(
         "zero_grad() after backward() with zerotorch.step_in_backward: the gradients have been applied already");
   }
-  if (impl_.zero_grad_keeps_window && impl_.window_micro_batches() > 0 && !lost_) {
+  // Micro-batches that step() has ended stay; one whose boundary is off ends in backward(), and nothing else does.
+  const bool keeps =
+      impl_.zero_grad_keeps_window && impl_.accumulation.boundary != false && !impl_.accumulation.ended_in_backward;
+  if (keeps && impl_.window_micro_batches() > 0 && !lost_) {
     if (impl_.reducer->micro_batch_has_gradients()) {
       throw ModelError(
           "zero_grad() between a backward() and its step(), in an accumulation window that keeps its earlier "

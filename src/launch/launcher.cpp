@@ -38,6 +38,8 @@ namespace {
 using comm::FileDescriptor;
 using launcher::LineForwarder;
 
+/// timeout(1) and other wrappers signal a process and then its group: within this time it is one wish, not two.
+constexpr std::int64_t kOneWishNs = 500 * base::kNanosPerMilli;
 constexpr int kHandled[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGTSTP, SIGCONT};
 
 std::string new_job_id() {
@@ -193,6 +195,7 @@ class Job {
   int stop_signal_ = 0;               ///< the first that was passed on
   bool unread_ = false;               ///< nobody reads what the ranks print
   int interrupts_ = 0;
+  std::int64_t interrupted_ns_ = 0;    ///< the first of these
   int ended_by_ = 0;                   ///< the second SIGINT or SIGTERM, which killed the ranks; 0: none
   std::int64_t terminated_at_ns_ = 0;  ///< when the ranks got SIGTERM; 0: not
   bool killed_ = false;
@@ -391,10 +394,12 @@ void Job::handle_signal(int signal) {
   if (signal == SIGCHLD) return;
   if (signal == SIGUSR1 || signal == SIGCONT) return signal_all(signal);
   if (signal == SIGTSTP) return pause();
+  const bool ends = signal == SIGINT || signal == SIGTERM;
+  if (ends && interrupts_ > 0 && base::monotonic_ns() - interrupted_ns_ < kOneWishNs) return;
   if (stop_signal_ == 0 && options_.on_stop) options_.on_stop(signal);
   if (stop_signal_ == 0) stop_signal_ = signal;
   if (ending_since_ns_ == 0) ending_since_ns_ = base::monotonic_ns();
-  if (signal == SIGINT || signal == SIGTERM) ++interrupts_;
+  if (ends && interrupts_++ == 0) interrupted_ns_ = base::monotonic_ns();
   if ((interrupts_ > 1 || signal == SIGQUIT) && ended_by_ == 0) ended_by_ = signal;
   signal_all(ended_by_ != 0 ? SIGKILL : signal);
   signal_all(SIGCONT);  // one that is stopped would not see it

@@ -1,6 +1,8 @@
 // The gradient reducer's buckets, without memory.
 #include <algorithm>
+#include <charconv>
 #include <deque>
+#include <string>
 
 #include "layout/best_fit.h"
 #include "layout/bucket_schedule.h"
@@ -46,13 +48,18 @@ class BucketPool {
         limit_numel_(limit_numel),
         in_flight_(in_flight) {}
 
-  void micro_batch(const std::vector<int>& parameters) {
-    for (const int p : parameters) {
-      for (const auto place : buckets_.places[p]) {
-        const auto arrival = schedule_.arrive(place.bucket, place.position);
-        if (arrival.opens) open(place.bucket);
-        if (arrival.completes) send(place.bucket);
+  /// Of gradients that arrive together all buckets are taken to be open before the first is complete.
+  void micro_batch(const std::vector<std::vector<int>>& groups) {
+    for (const auto& group : groups) {
+      std::vector<int> complete;
+      for (const int p : group) {
+        for (const auto place : buckets_.places[p]) {
+          const auto arrival = schedule_.arrive(place.bucket, place.position);
+          if (arrival.opens) open(place.bucket);
+          if (arrival.completes) complete.push_back(place.bucket);
+        }
       }
+      for (const int b : complete) send(b);
     }
     for (int b = 0; b < schedule_.size(); ++b) {
       const int rounds = schedule_.rounds_wanted(b);
@@ -111,6 +118,34 @@ std::vector<int> arrivals(const ModelShape& model) {
   return order;
 }
 
+/// The layer that a parameter is of, "h.3" of "h.3.qkv.weight", if it is recomputed; else "".
+std::string recomputed_layer(const ModelShape& model, const std::string& name) {
+  if (!model.transformer || !model.transformer->checkpointing) return "";
+  for (std::size_t begin = 0; begin < name.size();) {
+    const std::size_t end = std::min(name.find('.', begin), name.size());
+    std::int64_t number = 0;
+    const auto [rest, error] = std::from_chars(name.data() + begin, name.data() + end, number);
+    if (error == std::errc() && rest == name.data() + end)
+      return number % model.transformer->checkpoint_every == 0 ? name.substr(0, end) : "";
+    begin = end + 1;
+  }
+  return "";
+}
+
+/// Gradients in the order in which they arrive, and together those that arrive in an order which is autograd's to
+/// choose: a recomputed layer's, when its backward ends.
+std::vector<std::vector<int>> arrivals_together(const ModelShape& model) {
+  std::vector<std::vector<int>> groups;
+  std::string layer_before;
+  for (const int p : arrivals(model)) {
+    std::string layer = recomputed_layer(model, model.parameters[static_cast<std::size_t>(p)].name);
+    if (layer.empty() || layer != layer_before) groups.emplace_back();
+    groups.back().push_back(p);
+    layer_before = std::move(layer);
+  }
+  return groups;
+}
+
 }  // namespace
 
 std::vector<Use> uses_of(const ModelShape& model) {
@@ -137,11 +172,15 @@ std::int64_t bucket_numel(const ModelShape& model, const LaidOut& laid) {
   const Buckets buckets = make_buckets(model, laid);
   std::int64_t largest = 0;
   for (const std::int64_t numel : buckets.numel) largest = std::max(largest, numel);
-  const std::vector<int> order = arrivals(model);
+  std::vector<std::vector<int>> order = arrivals_together(model);
   const std::int64_t limit = layout::bucket_pool_limit(largest, laid.overlap);
   const auto grown = [&](bool in_flight) {
     BucketPool pool(buckets, limit, in_flight);
-    for (int i = 0; i < kMicroBatches; ++i) pool.micro_batch(order);
+    for (int i = 0; i < kMicroBatches; ++i) {
+      pool.micro_batch(order);
+      // Which buffers fit is another question in another order.
+      for (auto& group : order) std::reverse(group.begin(), group.end());
+    }
     return pool.total_numel();
   };
   // Gradients on their way from a device are in flight, too.

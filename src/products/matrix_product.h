@@ -5,8 +5,8 @@
 
 namespace zero::products {
 
-/// What is added to a product: beta * tensor. None when `tensor` is undefined or beta is 0. `tensor` has the sizes of the
-/// result (strides of 0 where it is broadcast) and its dtype.
+/// What is added to a product: beta * tensor. None when `tensor` is undefined or beta is 0. `tensor` has the sizes of
+/// the result (strides of 0 where it is broadcast) and its dtype.
 struct Addend {
   at::Tensor tensor;
   float beta = 0;

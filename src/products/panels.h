@@ -35,8 +35,8 @@ at::Tensor view_of(float* data, at::IntArrayRef sizes, at::IntArrayRef strides);
 at::Tensor widen_panel(const Matrix& from, std::int64_t row, std::int64_t rows, std::int64_t column,
                        std::int64_t columns, Slot slot);
 
-/// Rounds the contiguous fp32 matrix `from` to nearest even into a matrix of as many rows and columns at `to`, whose rows
-/// are `to_row_stride` elements apart. Runs in libtorch's threads.
+/// Rounds the contiguous fp32 matrix `from` to nearest even into a matrix of as many rows and columns at `to`, whose
+/// rows are `to_row_stride` elements apart. Runs in libtorch's threads.
 void narrow_panel(const at::Tensor& from, char* to, at::ScalarType dtype, std::int64_t to_row_stride);
 
 /// [numel] adjacent elements. In the calling thread.

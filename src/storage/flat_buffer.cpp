@@ -98,6 +98,7 @@ FlatBuffer& FlatBuffer::operator=(FlatBuffer&& other) noexcept {
   std::swap(charged_nbytes_, other.charged_nbytes_);
   std::swap(device_, other.device_);
   std::swap(memory_, other.memory_);
+  std::swap(shared_, other.shared_);
   std::swap(data_, other.data_);
   return *this;
 }
@@ -137,9 +138,15 @@ FlatBuffer FlatBuffer::make_node_shared(Ledger& ledger, MemoryKind kind, DType d
   const auto nbytes = static_cast<std::size_t>(numel) * element_nbytes(dtype);
   auto memory = std::make_shared<SharedMemory>(group.allocate_node_shared(nbytes, label));
   void* data = memory->data();
-  return {
-      ledger, kind, dtype, numel, charged_numel, c10::kCPU, pin_host_memory(std::move(memory), data, nbytes, copies_by),
-      data};
+  std::shared_ptr<comm::Region> region = copies_by.is_cpu() ? memory->region() : nullptr;
+  FlatBuffer buffer(ledger, kind, dtype, numel, charged_numel, c10::kCPU,
+                    pin_host_memory(std::move(memory), data, nbytes, copies_by), data);
+  buffer.shared_ = std::move(region);
+  return buffer;
+}
+
+void FlatBuffer::unshare() {
+  if (shared_) shared_->unshare();
 }
 
 FlatBuffer FlatBuffer::borrow(void* data, DType dtype, std::int64_t numel, c10::Device device) {

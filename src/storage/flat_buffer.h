@@ -9,8 +9,9 @@
 #include "zero/group.h"
 
 namespace zero::comm {
+class Region;
 class ShardTransport;
-}
+}  // namespace zero::comm
 
 namespace zero::storage {
 
@@ -64,6 +65,8 @@ class FlatBuffer {
   at::Tensor view(std::int64_t offset_numel, std::int64_t numel) const;
   /// Keeps the memory alive beyond this buffer.
   std::shared_ptr<void> keep_alive() const { return memory_; }
+  /// Of make_node_shared() on a host without accelerators: what this process writes from here on is its own.
+  void unshare();
 
  private:
   FlatBuffer(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel, std::int64_t charged_numel,
@@ -76,6 +79,7 @@ class FlatBuffer {
   std::int64_t charged_nbytes_ = 0;
   c10::Device device_{c10::kCPU};
   std::shared_ptr<void> memory_;
+  std::shared_ptr<comm::Region> shared_;  ///< with all ranks of the host, and nobody has pinned it
   void* data_ = nullptr;
 };
 

@@ -26,8 +26,12 @@ void on_broken_pipe(int) {
   g_signal = SIGPIPE;
 }
 
+/// timeout(1) and other wrappers signal a process and then its group: within this time it is one wish, not two.
+constexpr double kOneWishS = 0.5;
+
 void on_signal(int signal) {
   if (g_signal != 0) {
+    if (seconds_since_stop_signal() < kOneWishS) return;
     ::signal(signal, SIG_DFL);
     ::raise(signal);
     return;

@@ -74,7 +74,11 @@ class NodeSharedStore final : public ParameterStore {
 
   void reattach(int p) override { attach_parameter(p, memory_.data_at(offsets_[model_.parameters[p].unit])); }
 
-  std::shared_ptr<void> keep_alive(int) override { return memory_.keep_alive(); }
+  std::shared_ptr<void> keep_alive(int) override {
+    // The module is an ordinary one then: what a rank makes of it is no longer for the others.
+    if (!std::exchange(unshared_, true)) memory_.unshare();
+    return memory_.keep_alive();
+  }
 
   void before_use(intercept::ParameterHandle&) override {  // always whole, and reading costs nothing
     if (scope_ends_ && scope_ends_->waits()) scope_ends_->wait();
@@ -132,6 +136,7 @@ class NodeSharedStore final : public ParameterStore {
   std::vector<Slices> slices_;   ///< by unit, with several hosts
   std::vector<Work> under_way_;  ///< empty between calls; keeps its capacity
   storage::FlatBuffer memory_;
+  bool unshared_ = false;
   std::optional<ScopeEnds> scope_ends_;  ///< since the first scope with a modifier
 };
 

@@ -44,7 +44,7 @@ void ParameterStore::before_write(intercept::ParameterHandle& handle, const char
                     "give the scope this rank as modifier_rank, or write outside of it, the same on every rank",
                     model_.rank(), op_name, handle.name()));
   }
-  if (!refuses_writes_.empty()) {
+  if (!refuses_writes_.empty() && !writes_.is_to_be_dropped(p)) {
     throw ModelError(fmt::format("rank {}: {} writes parameter '{}' in place: {}", model_.rank(), op_name,
                                  handle.name(), refuses_writes_));
   }

@@ -43,6 +43,7 @@ class ParameterWrites {
 
   bool has(int parameter) const { return !copies_.empty() && copies_.contains(parameter); }
   /// Of a parameter that has a copy: its memory.
+  bool is_to_be_dropped(int parameter) const { return to_be_dropped_.contains(parameter); }
   std::shared_ptr<void> keep_alive(int parameter) const { return copies_.at(parameter).keep_alive(); }
   /// True when there is nothing to commit on this rank.
   bool empty() const;

@@ -223,6 +223,7 @@ TEST_F(CheckpointElastic, TheManifestHasAllThatARunNeeds) {
     if (group.rank() != 0) return;
     const auto found = checkpoint::inspect(folder);
     const auto state = nlohmann::json::parse(found.state);
+    const bool in_fp32 = faster_cpu_products(DType::kBFloat16) == CpuProducts::kFp32;
     const nlohmann::json want = {{"global_steps", 1},
                                  {"micro_batches", 6},
                                  {"window_micro_batches", 2},
@@ -237,6 +238,7 @@ TEST_F(CheckpointElastic, TheManifestHasAllThatARunNeeds) {
                                  {"precision", "bf16"},
                                  {"threads_per_rank", 1},
                                  {"cpu_capability", at::get_cpu_capability()},
+                                 {"cpu_products", in_fp32 ? "fp32" : "native"},
                                  {"learning_rate_override", 0.004}};
     EXPECT_EQ(state, want) << found.state;
     EXPECT_EQ(nlohmann::json::parse(found.client_state), nlohmann::json::parse(R"({"mine": [1, 2]})"));

@@ -184,7 +184,8 @@ TEST_F(CheckpointLoad, TheOptionsLoadWhatTheySay) {
                 !which.states && !which.options.module_only);
       // What Adam divides by belongs to its states: with both, the next step is that of the other engine.
       if (!which.schedule && which.counters) {
-        // The schedule goes on from where it was, also through another checkpoint, which replaces none of the first run's.
+        // The schedule goes on from where it was, also through another checkpoint, which replaces none of the first
+        // run's.
         train(engine, 1);
         auto other = layers_engine(group, 2);
         train(other, 3);

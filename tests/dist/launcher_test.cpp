@@ -467,11 +467,28 @@ TEST(Launcher, SecondInterruptKills) {
     wait_for_file(folder.file("ready0"));
     wait_for_file(folder.file("ready1"));
     ::kill(pid, SIGINT);
-    ::usleep(200'000);
+    ::usleep(700'000);
     ::kill(pid, SIGINT);
   });
   EXPECT_EQ(outcome.exit_code, 128 + SIGINT);
   EXPECT_LT(outcome.seconds, 10);
+}
+
+TEST(Launcher, ASignalThatComesTwiceAtOnceIsOne) {
+  // timeout(1) signals its child and then the group that the child is in.
+  const TemporaryFolder folder;
+  const std::string saved = folder.file("saved");
+  LaunchOptions options = script(2, "trap 'sleep 0.8; touch " + saved + "$ZERO_RANK; exit 0' INT; touch " +
+                                        folder.file("ready") + "$ZERO_RANK; while true; do sleep 0.02; done");
+  options.grace_ms = 30'000;
+  run_launcher(options, [&](pid_t pid) {
+    wait_for_file(folder.file("ready0"));
+    wait_for_file(folder.file("ready1"));
+    ::kill(pid, SIGINT);
+    ::usleep(1'000);
+    ::kill(pid, SIGINT);
+  });
+  EXPECT_TRUE(exists(saved + "0") && exists(saved + "1"));
 }
 
 TEST(Launcher, RanksDieWithTheLauncher) {

@@ -257,7 +257,8 @@ TEST(ConfigErrors, NamesThatBeginWithAnUnderscoreAreComments) {
 
 TEST(ConfigErrors, NullIsNotGivenWhereDeepSpeedsFieldIsOptional) {
   const Config config = Config::from_text(
-      R"({"gradient_clipping": 0, "zero_optimization": {"stage": 3, "sub_group_size": 0, "cpu_offload": null, "cpu_offload_param": null,
+      R"({"gradient_clipping": 0,
+          "zero_optimization": {"stage": 3, "sub_group_size": 0, "cpu_offload": null, "cpu_offload_param": null,
           "cpu_offload_use_pin_memory": null, "offload_param": {"device": "none", "nvme_path": null},
           "offload_optimizer": {"device": "none", "nvme_path": null}},
           "optimizer": {"type": null, "legacy_fusion": null}, "train_batch_size": null, "steps_per_print": null})",

@@ -1,5 +1,5 @@
-// Promise: 16-bit products in fp32 are the products of the widened operands, rounded once; whatever libtorch's own kernels
-// take or refuse, these take or refuse, with results of the same sizes and strides.
+// Promise: 16-bit products in fp32 are the products of the widened operands, rounded once; whatever libtorch's own
+// kernels take or refuse, these take or refuse, with results of the same sizes and strides.
 #include "zero/cpu_products.h"
 
 #include <ATen/Functions.h>

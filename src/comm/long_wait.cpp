@@ -1,0 +1,60 @@
+#include "comm/long_wait.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "comm/wait_policy.h"
+#include "zero/errors.h"
+
+namespace zero::comm {
+
+LongWait LongWait::from_environment() {
+  double seconds = 30;
+  if (const char* text = std::getenv("ZERO_WAIT_NOTICE_S"); text && *text != '\0') {
+    char* end = nullptr;
+    seconds = std::strtod(text, &end);
+    if (*end != '\0' || !(seconds > 0) || seconds > 1e9) {
+      throw ConfigError(
+          fmt::format("environment variable ZERO_WAIT_NOTICE_S: got \"{}\", wanted a number of seconds above 0 (after "
+                      "which a rank says whom it waits for).",
+                      text));
+    }
+  }
+  LongWait wait;
+  wait.notice_ns_ = static_cast<std::int64_t>(seconds * static_cast<double>(base::kNanosPerSecond));
+  return wait;
+}
+
+bool LongWait::is_due(std::int64_t waited_ns) {
+  if (waited_ns < notice_ns_) return false;
+  notice_ns_ = 2 * waited_ns;
+  return true;
+}
+
+void LongWait::tell(int rank, const Blocker& blocker, std::int64_t waited_ns, std::span<const Missing> missing) {
+  std::string text;
+  for (const Missing& one : missing) {
+    text += fmt::format("\n  rank {} (pid {}) {}. {}", one.rank, one.pid, blocker.lack, one.position);
+  }
+  base::log_warning(
+      "rank {} has waited {:.0f} s in {}.{}\n  It may wait elsewhere: in a collective of torch.distributed or MPI, or "
+      "for data. Under Python its stack follows.",
+      rank, to_seconds(waited_ns), blocker.what, text);
+  for (const Missing& one : missing) {
+    if (one.on_this_host && one.pid > 0) ::kill(one.pid, SIGURG);
+  }
+}
+
+int speaker_of(std::span<const int> missing, int size) {
+  for (int rank = 0; rank < size; ++rank) {
+    if (std::ranges::find(missing, rank) == missing.end()) return rank;
+  }
+  return 0;
+}
+
+}  // namespace zero::comm
