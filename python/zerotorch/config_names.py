@@ -58,6 +58,11 @@ class ConfigNames:
         return float(self.resolved["gradient_clipping"])
 
     @property
+    def gradient_allreduce_op(self) -> str:
+        """ "mean" or "sum"."""
+        return str(self.resolved["gradient_allreduce_op"]).lower()
+
+    @property
     def zero_optimization_stage(self) -> int:
         return int(self.resolved["zero_optimization"]["stage"])
 

@@ -183,7 +183,7 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
         """The loss times loss_scale(), for a ``loss.backward()`` of the program's own. Local."""
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise UsageError(f"scale() needs a scalar loss, got {shape}: reduce it first, for example with mean()")
+            raise UsageError(f"scale() needs a scalar tensor, the loss, got {shape}: reduce it first, for example with mean()")
         return self._core.scale(loss)
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:

@@ -183,6 +183,8 @@ class EngineNames:
     seq_parallel_group: Any = None
     pipeline_parallelism = has_moe_layers = use_ds_comm = is_compiled = False
     num_experts: tuple[int, ...] = ()
+    #: Of modules with sparse gradients, which are reduced as dense ones.
+    sparse_tensor_module_names: frozenset[str] = frozenset()
 
     def get_data_parallel_rank(self) -> int:
         return comm.get_rank()

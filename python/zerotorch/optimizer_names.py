@@ -19,13 +19,25 @@ if TYPE_CHECKING:
 class _Scale(LossScalerBase):
     """The engine's loss scale, read when it is asked for."""
 
-    def __init__(self, core: _C.Engine, dynamic: bool) -> None:
+    scale_factor = 2.0
+
+    def __init__(self, core: _C.Engine, dynamic: bool, section: dict[str, Any]) -> None:
+        """`section`: fp16 of the configuration."""
         self._core = core
         self.dynamic = dynamic
+        self.scale_window: int = section["loss_scale_window"]
+        self.min_scale: float = section["min_loss_scale"]
+        self.delayed_shift: int = section["hysteresis"]
+        self.consecutive_hysteresis: bool = section["consecutive_hysteresis"]
 
     @property
     def cur_scale(self) -> float:  # type: ignore[override]
         return self._core.loss_scale
+
+    @property
+    def cur_iter(self) -> int:
+        """Steps so far, skipped ones included."""
+        return self._core.global_steps
 
     def update_scale(self, overflow: bool) -> None:
         """Raises UsageError: the engine does it at each step."""
@@ -47,8 +59,9 @@ class OptimizerNames:
 
     @property
     def loss_scaler(self) -> LossScalerBase:
-        """Has `loss_scale`, `cur_scale`, `dynamic` and `scale_loss()`."""
-        return _Scale(self._required(), self.dynamic_loss_scale)
+        """Has `loss_scale`, `cur_scale`, `cur_iter`, `dynamic`, `scale_loss()` and DynamicLossScaler's settings."""
+        section = self._its_engine()._config.resolved["fp16"]
+        return _Scale(self._required(), self.dynamic_loss_scale, section)
 
     @property
     def dynamic_loss_scale(self) -> bool:

@@ -22,9 +22,13 @@ class _Part:
 
     def __init__(self, parameter: torch.nn.Parameter, ranks: int) -> None:
         self.ds_numel = -(-parameter.numel() // ranks)
+        self.ds_shape = self.shape = torch.Size([self.ds_numel])
 
     def numel(self) -> int:
         return self.ds_numel
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
 
 
 _ids = itertools.count()

@@ -188,3 +188,38 @@ def offloaded() -> None:
 
 def test_sections_of_offload() -> None:
     run(1, offloaded)
+
+
+def what_deepspeeds_tests_read(stage: int) -> tuple[list[int], list[float], list[int], bool]:
+    import zerotorch
+    from zerotorch.utils import safe_get_full_fp32_param
+
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    model[0].weight.requires_grad_(False)
+    fp16 = {"enabled": True, "loss_scale": 0, "initial_scale_power": 4, "loss_scale_window": 2, "hysteresis": 1}
+    engine = zerotorch.initialize(model=model, model_parameters=model.parameters(), config=config(stage, fp16=fp16))[0]
+    scaler = engine.optimizer.loss_scaler
+    assert (scaler.scale_window, scaler.scale_factor, scaler.min_scale, scaler.delayed_shift) == (2, 2, 1, 1)
+    scales = []
+    for step in range(4):
+        engine.backward(engine(torch.full((2, 4), 0.1 * step).half()).mean())
+        engine.step()
+        assert scaler.cur_iter == step + 1
+        scales.append(scaler.cur_scale)
+    assert engine._config.gradient_allreduce_op == "mean" and not engine.sparse_tensor_module_names
+    with pytest.raises(AssertionError, match="scalar tensor"):
+        engine.scale(torch.ones(2))
+    part = list(model[2].weight.ds_tensor.shape) if stage == 3 else []
+    gathered = torch.zeros(zerotorch.comm.get_world_size(), dtype=torch.int32)
+    zerotorch.comm.all_gather_into_tensor(gathered, torch.tensor(zerotorch.comm.get_rank() + 1, dtype=torch.int32))
+    frozen_is_none = safe_get_full_fp32_param(model[0].weight) is None
+    engine.destroy()
+    return gathered.tolist(), scales, part, frozen_is_none
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("stage", [1, 3])
+def test_what_deepspeeds_tests_read(stage: int, ranks: int) -> None:
+    wanted = list(range(1, ranks + 1)), [16, 16, 32, 32], [8 // ranks] if stage == 3 else [], True
+    assert run(ranks, what_deepspeeds_tests_read, stage) == [wanted] * ranks

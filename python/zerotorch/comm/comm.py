@@ -174,6 +174,11 @@ def all_gather(
     return dist.all_gather(tensor_list, tensor, group, async_op)
 
 
+def _with_a_dimension(tensor: torch.Tensor) -> torch.Tensor:
+    """NCCL gathers scalars, gloo only tensors of one dimension or more."""
+    return tensor if tensor.dim() > 0 else tensor.view(1)
+
+
 def all_gather_into_tensor(
     output_tensor: torch.Tensor, tensor: torch.Tensor, group: Group = None, async_op: bool = False
 ) -> Any:
@@ -181,7 +186,7 @@ def all_gather_into_tensor(
     if _is_alone():
         output_tensor.copy_(tensor.view_as(output_tensor))
         return _done(async_op)
-    return dist.all_gather_into_tensor(output_tensor, tensor, group, async_op)
+    return dist.all_gather_into_tensor(output_tensor, _with_a_dimension(tensor), group, async_op)
 
 
 def reduce_scatter_tensor(

@@ -15,9 +15,9 @@ from ..errors import UsageError
 
 
 def safe_get_full_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
-    """The fp32 weight; None where no engine trains the parameter. Collective."""
+    """The fp32 weight; None where no engine trains the parameter, as a frozen one. Collective."""
     engine = _engine_of(param)
-    return None if engine is None else _optional(engine._full_weight(param))
+    return None if engine is None or not param.requires_grad else _optional(engine._full_weight(param))
 
 
 def safe_set_full_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) -> None:
