@@ -52,6 +52,7 @@ def pytest_collection_finish(session):
     common = sys.modules.get("unit.common")
     if common is not None:
         common.DistributedExec._close_pool = _close_pool
+        sys.modules["unit.util"].bf16_required_version_check = lambda *args, **kwargs: True
     for item in session.items:
         _record(item.nodeid, "lost", "")
 
@@ -71,8 +72,22 @@ def _raise_exceptions_only(common):
     common.DistributedExec._dist_run = dist_run
 
 
+def _compare_on_the_cpu():
+    """What the tests compare with takes a GPU for granted: DistributedDataParallel with device_ids, NCCL for bf16."""
+    import torch
+
+    plain = torch.nn.parallel.DistributedDataParallel.__init__
+
+    def init(self, module, device_ids=None, output_device=None, **kwargs):
+        plain(self, module, **kwargs)
+
+    torch.nn.parallel.DistributedDataParallel.__init__ = init
+    sys.modules["unit.util"].bf16_required_version_check = lambda *args, **kwargs: True
+
+
 if "unit.common" in sys.modules and RESULTS in os.environ:  # in the process that ranks are forked from
     _raise_exceptions_only(sys.modules["unit.common"])
+    _compare_on_the_cpu()
 
 
 def _close_pool(self, pool, num_procs, force=False):
