@@ -100,7 +100,8 @@ def test_monitors_by_class(tmp_path: pathlib.Path) -> None:
     csvMonitor(CSVConfig(**section)).write_events([("Train/loss", 0.5, 10)])
     MonitorMaster(DeepSpeedMonitorConfig(csv_monitor=section)).write_events([("Train/loss", 0.25, 20)])
     assert (tmp_path / "job" / "Train_loss.csv").read_text() == "step,loss\n10,0.5\n20,0.25\n"
-    assert not WandbMonitor(WandbConfig()).enabled
+    wandb = WandbMonitor(WandbConfig(group="g"))
+    assert (wandb.enabled, wandb.group, wandb.team, wandb.project) == (False, "g", None, "deepspeed")
     with pytest.raises(NotBuiltError, match="wandb is not built, it needs a service; use csv_monitor or tensorboard"):
         WandbMonitor(WandbConfig(enabled=True))
 

@@ -77,3 +77,10 @@ def test_what_is_refused(
 
 def test_the_name_that_libraries_read() -> None:
     assert runner.DEEPSPEED_ENVIRONMENT_NAME == ".deepspeed_env"
+
+
+@pytest.mark.parametrize("number", ["--num_gpus", "--num_nodes"])
+@pytest.mark.parametrize("names", ["-i", "-e"])
+def test_a_number_and_names_exclude_each_other(number: str, names: str) -> None:
+    with pytest.raises(ValueError, match="--num_gpus and --num_nodes exclude --include and --exclude"):
+        runner.main([number, "1", names, "localhost:0", "script.py"])

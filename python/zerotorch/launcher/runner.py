@@ -5,6 +5,7 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
+from ..errors import ArgumentError
 from .hostfile import (
     _parse_hostfile as _parse_hostfile,
     encode_world_info as encode_world_info,
@@ -27,6 +28,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     options = parser.parse_args(args)
+    _check_one_way(options)
     if options.num_nodes > 1 or options.force_multi or options.node_rank > 0:
         parser.error("only ranks of one host are started here; for several use torchrun or mpirun with zerotorch.run")
     try:
@@ -44,6 +46,12 @@ def main(args: Sequence[str] | None = None) -> int:
         return [*start, *module, options.user_script, *local_rank, *options.user_args]
 
     return run_ranks(ranks, command, master_addr=options.master_addr, master_port=options.master_port)
+
+
+def _check_one_way(options: argparse.Namespace) -> None:
+    """Raises ArgumentError, a ValueError as in DeepSpeed, where ranks are asked for in two ways."""
+    if (options.include or options.exclude) and max(options.num_gpus, options.num_nodes) > 0:
+        raise ArgumentError("--num_gpus and --num_nodes exclude --include and --exclude: give a number, or name slots")
 
 
 def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:

@@ -13,6 +13,7 @@ class WandbMonitor(Monitor):
     def __init__(self, wandb_config: Any) -> None:
         super().__init__(wandb_config)
         self.enabled = wandb_config.enabled
+        self.group, self.team, self.project = wandb_config.group, wandb_config.team, wandb_config.project
         if self.enabled:
             raise NotBuiltError("wandb is not built, it needs a service; use csv_monitor or tensorboard")
 
