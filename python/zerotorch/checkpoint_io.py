@@ -270,8 +270,9 @@ def _from_json(text: str) -> _Saved:
         raise CheckpointError(f"the checkpoint's client state is of version {saved[_FORMAT]}; this reads {_VERSION}")
     client_state = _unpickle(saved["client_state"])
     parts = [saved.get(name) for name in ("param_groups", "lr_scheduler", "extra_states")]
+    groups, scheduler, extra_states = (part and _unpickle(part) for part in parts)
     more = int(saved.get("more_micro_batches", 0))
-    return _Saved(client_state, *(part and _unpickle(part) for part in parts), more_micro_batches=more)
+    return _Saved(client_state, groups, scheduler, extra_states, more_micro_batches=more)
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:

@@ -384,7 +384,8 @@ def of_many_names(folder: str, mode: str, by_tag: bool) -> list[str]:
 
 @pytest.mark.parametrize("by_tag", [True, False])
 def test_ranks_save_where_rank_0_does(tmp_path: Path, by_tag: bool) -> None:
-    for mode, first, other in (("Fail", "refused: rank 1: ", "refused: rank 1: "), ("Ignore", "", ""), ("Warn", "", "rank 1: ")):
+    refused = "refused: rank 1: "
+    for mode, first, other in (("Fail", refused, refused), ("Ignore", "", ""), ("Warn", "", "rank 1: ")):
         folder = tmp_path / mode
         firsts, others = run(2, of_many_names, str(folder), mode, by_tag)
         assert [text[: len(first)] for text in firsts] == ([first] if first else [])
