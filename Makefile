@@ -27,7 +27,7 @@ JOBS ?= $(shell awk -v c=$$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) '/
 CTEST := ctest --test-dir $(BUILD) --output-on-failure --progress
 export TORCH_DIR PIP_ARGS
 
-.PHONY: help setup test-packages configure build train finetune python wheel package gpu-bundle compare report shim docs peers test test-more test-full test-libraries test-asan test-tsan test-fuzz test-fuzz-training test-mutants bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing format tidy install clean
+.PHONY: help setup test-packages configure build train finetune python wheel package gpu-bundle compare report shim docs peers test test-avx2 test-more test-full test-libraries test-asan test-tsan test-fuzz test-fuzz-training test-mutants bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing format tidy install clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/PRESET=/p'
@@ -113,6 +113,12 @@ peers:
 test: build test-packages
 	@echo "zerotorch: running the tests (those that take longer: make test-more)"
 	@$(CTEST) -j $(JOBS) -LE "long|slow"
+
+# Training in 16 bits as on a CPU with AVX2 and nothing newer, on one that has more.
+AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 ZERO_ISA=avx2
+test-avx2: build test-packages
+	@echo "zerotorch: running tests as on a CPU with AVX2 and nothing newer"
+	@$(AVX2) $(CTEST) -j $(JOBS) -R "^(cpu_products_test|kernels_test|gpt_golden_test|fp16_test|known_failures_test|parity_quick_test|loss_test|python_cpu_products|python_odd_modules|python_examples)$$"
 
 # The rest of what every change has to pass.
 test-more: build test-packages

@@ -1,7 +1,13 @@
 # zerotorch_cuda: the passes as CUDA kernels, a library of its own that zerotorch loads where it is beside it. Built where
 # nvcc is found; nothing else needs it, and without it a GPU's memory is updated by libtorch's operators. By a command, as
 # CMake's own CUDA knows C++20 of newer compilers only, and makes a compiler that does not work the whole build's problem.
-option(ZERO_WITH_CUDA "Build CUDA kernels when nvcc is found" ON)
+# With a libtorch for CPUs they would be of no use, and take minutes: ZERO_WITH_CUDA=ON, also in the environment, builds
+# them all the same.
+set(zero_with_cuda OFF)
+if(EXISTS ${TORCH_INSTALL_PREFIX}/lib/libtorch_cuda.so OR "$ENV{ZERO_WITH_CUDA}")
+  set(zero_with_cuda ON)
+endif()
+option(ZERO_WITH_CUDA "Build CUDA kernels when nvcc is found" ${zero_with_cuda})
 if(NOT ZERO_WITH_CUDA OR ZERO_SANITIZE)
   return()
 endif()

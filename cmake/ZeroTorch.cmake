@@ -21,7 +21,11 @@ if(NOT TARGET torch)
     target_link_libraries(torch INTERFACE ${zero_torch_prefix}/lib/libtorch_cpu.so ${zero_torch_prefix}/lib/libc10.so)
     message(STATUS "libtorch has CUDA inside; zerotorch uses what it has for the CPU")
   else()
+    # It warns of libraries that its own package leaves out, with a call stack, in every project that uses it.
+    set(zero_log_level ${CMAKE_MESSAGE_LOG_LEVEL})
+    set(CMAKE_MESSAGE_LOG_LEVEL ERROR)
     find_package(Torch REQUIRED)
+    set(CMAKE_MESSAGE_LOG_LEVEL ${zero_log_level})
   endif()
 endif()
 

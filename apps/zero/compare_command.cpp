@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -192,9 +193,13 @@ int run_once(const CompareOptions& options, const std::string& mode, const fs::p
   return unfit.empty() ? run_mode(one, result) : 0;
 }
 
+/// The signal that came between two modes; while a mode runs its launcher has them.
+volatile std::sig_atomic_t g_stop_signal = 0;
+
 /// Every mode as often as there are rounds, each round the other way round than the one before. 0, or 128 + signal.
 int run_modes(const CompareOptions& options, std::vector<std::string> modes, const fs::path& folder,
               const Console& console, Comparison& comparison) {
+  for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, [](int received) { g_stop_signal = received; });
   for (std::int64_t round = 0; round < comparison.rounds; ++round) {
     if (round > 0) console.print(fmt::format("\n  round {} of {}\n", round + 1, comparison.rounds));
     for (const std::string& mode : modes) {
@@ -203,6 +208,7 @@ int run_modes(const CompareOptions& options, std::vector<std::string> modes, con
       if (known != comparison.modes.end() && known->contains("error")) continue;
       ordered_json result;
       if (const int stopped = run_once(options, mode, folder, comparison, result); stopped != 0) return stopped;
+      if (g_stop_signal != 0) return 128 + g_stop_signal;
       console.print(describe_mode(comparison, result));
       if (known == comparison.modes.end()) {
         comparison.modes.push_back(std::move(result));

@@ -31,6 +31,7 @@ namespace {
 struct ConfigArguments {
   std::string file, pattern;
   int ranks = 1;
+  bool ranks_given = false;
   std::optional<std::int64_t> steps;
   bool json = false;
   TrainerArguments trainer;
@@ -51,7 +52,8 @@ int check(const ConfigArguments& arguments) {
     checked.resolved.resolve_batch(arguments.ranks);
   } catch (const ConfigError& error) {
     fmt::print(stderr, "{}{}\n", source, error.what());
-    if (!source.empty()) fmt::print(stderr, "-n N checks it for that many ranks, not {}\n", arguments.ranks);
+    if (!source.empty() && !arguments.ranks_given)
+      fmt::print(stderr, "checked for {}; use -n N for another number\n", counted(arguments.ranks, "rank"));
     if (arguments.file != "-" && std::string_view(error.what()).find("\"auto\" is filled in") != std::string_view::npos)
       fmt::print(stderr, "{} config convert {} fills them in\n", program_name(), for_shell(arguments.file));
     return 1;
@@ -178,7 +180,10 @@ void add_config_command(CLI::App& app, int& exit_code) {
       ->transform(whole_number(1, 1'000'000'000'000))
       ->type_name("N");
   checking->add_flag("--json", arguments->json, "print the configuration with its defaults, as a DeepSpeed JSON");
-  checking->callback([arguments, &exit_code] { exit_code = check(*arguments); });
+  checking->callback([arguments, checking, &exit_code] {
+    arguments->ranks_given = checking->count("--ranks") > 0;
+    exit_code = check(*arguments);
+  });
   add_convert(*command, arguments, exit_code);
   add_init(*command, arguments, exit_code);
   CLI::App* listing =

@@ -42,7 +42,7 @@ std::string version_text() {
 int run(int argc, char** argv) {
   int exit_code = 0;
   CLI::App app("ZeRO for libtorch: train models that do not fit one process", "zero");
-  app.set_version_flag("--version", version_text());
+  app.set_version_flag("-V,--version", version_text());
   app.require_subcommand(1);
   app.formatter(zero::app::help_formatter());  // of the commands, too, as they are added after it
   zero::app::add_train_command(app, exit_code);

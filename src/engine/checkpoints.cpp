@@ -308,12 +308,14 @@ class FolderOwners {
     while (text.size() > 1 && text.back() == '/') text.pop_back();
     return {&files, rank, text};
   }
-  /// False when only others have saved there under `tag` (empty: under step numbers), and one of them has trained since
-  /// `who` was made: then both do. Else `who` replaces them, as the engine of a program's next training does.
+  /// False when only others have saved there under `tag` (empty: under step numbers), and one of them was made, or has
+  /// trained, since `who` was made. Else `who` replaces them, as the engine of a program's next training does.
   bool may_save(const Place& place, const std::string& tag, const Checkpoints* who) {
     const std::lock_guard lock(mutex_);
     auto& owners = owners_[place][tag];
-    const auto is_over = [&](const Checkpoints* other) { return other->moments().stepped < who->moments().made; };
+    const auto is_over = [&](const Checkpoints* other) {
+      return std::max(other->moments().made, other->moments().stepped) < who->moments().made;
+    };
     if (!owners.contains(who) && std::ranges::all_of(owners, is_over)) owners = {who};
     return owners.contains(who);
   }

@@ -53,7 +53,7 @@ refused "there is no command 'zero trian'; did you mean 'train'?" trian
 refused "there is no command 'zero chekpoint'; did you mean 'ckpt'?" chekpoint
 refused "zero train has no option '--learning-rate'; did you mean '--lr'?" train --learning-rate 1
 refused "zero train has no option '--lerning-rate'; did you mean '--lr'?" train --lerning-rate 1
-refused "zero train has no option '--gpus'; did you mean '--ranks'?" train --gpus 2
+refused "zero train has no option '--gpus'; did you mean '--device'?" train --gpus 2
 refused "zero launch has no option '--num_gpus'; did you mean '--ranks'?" launch --num_gpus 2 true
 refused "zero train has no option '-q5'; -q takes no value" train -q5
 refused "--steps: got 'x', want" train --steps x --seed y --lr q

@@ -127,7 +127,16 @@ sleep 2
 kill -INT $pid
 wait $pid
 expect "exit code after Ctrl-C" $? 130
-[ -e stopped/compare.json ] && fail "a result of a comparison that was stopped"
+[ -e stopped/compare.json ] && fail "a result of a comparison that was stopped in its first mode"
+"$zero" compare --data text --preset gpt-tiny --dtype fp32 --steps 3 --modes stage3,stage2 --rounds 40 --out partly --no-plot > out 2> err &
+pid=$!
+for _ in $(seq 600); do [ -e partly/stage2.json ] && break; sleep 0.1; done
+sleep 2
+kill -INT $pid
+wait $pid
+expect "exit code of a comparison that was stopped later" $? 130
+expect "modes that were complete" "$(python3 -c 'import json; print(len(json.load(open("partly/compare.json"))["modes"]))')" 2
+grep -q fp32 out || fail "--dtype is not in $(cat out)"
 
 [ $failures = 0 ] && echo "all well"
 exit $failures

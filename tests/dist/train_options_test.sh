@@ -59,6 +59,23 @@ sed 's/0\.01/0.003/g' file.json > slower.json
 "$zero" train $run --steps 5 -n 2 --config slower.json --run-dir by_file -q > out 2>&1 || fail "file: $(cat out)"
 "$zero" runs compare by_option by_file > out || fail "--lr is not the file's lr: $(cat out)"
 
+# ---- what a first run is: chosen for the machine, said, and overridden ----
+"$zero" train --print-config > config.out 2> err || fail "--print-config of a first run: $(cat err)"
+case $(value config.out 'j["scheduler"]["params"]["total_num_steps"]') in
+  400 | 600 | 800 | 1000 | 1400) ;;
+  *) fail "a first run has $(value config.out 'j["scheduler"]["params"]["total_num_steps"]') steps" ;;
+esac
+"$zero" train --print-config --preset gpt-11m > config.out 2> err || fail "--print-config of a preset: $(cat err)"
+expect "steps of a preset" "$(value config.out 'j["scheduler"]["params"]["total_num_steps"]')" 220
+timeout -s INT 20 "$zero" train $run --steps 9000000 --run-dir lengthy > out 2> err
+grep -q '^machine    2 ranks x 1 thread, .* GFLOP/s each in bf16.*: about' out || fail "no estimate: $(cat out)"
+grep -q 'fewer --steps, a smaller --preset' out || fail "a long run is not told of: $(cat out)"
+# timeout sends its signal to the process and to its group: one wish, so that the run has a checkpoint.
+grep -q 'checkpoint' err && ls lengthy/checkpoints/global_step* > /dev/null 2>&1 || fail "no checkpoint after timeout: $(cat out err)"
+"$zero" train $run --steps 2 --run-dir slower_later -q > out 2>&1 || fail "a run: $(cat out)"
+"$zero" train --resume slower_later --steps 4 --lr 1e-5 -q > out 2>&1 || fail "--resume --lr: $(cat out)"
+expect "a lower rate" "$(tail -n 2 slower_later/metrics.jsonl | python3 -c 'import json, sys; print(max(json.loads(l).get("lr", 0) for l in sys.stdin) <= 1e-5)')" True
+
 # ---- checkpoints by steps; the run named behind --resume; time that is up ----
 "$zero" train $run --steps 4 -n 2 --checkpoint-every 2 --run-dir mine -q > out 2>&1 || fail "train: $(cat out)"
 expect "checkpoints" "$(ls mine/checkpoints | grep -c global_step)" 2
