@@ -625,7 +625,9 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
         for name, parameter in self.module.named_parameters(remove_duplicate=False):
             if exclude_frozen_parameters and not parameter.requires_grad:
                 continue
-            scope = _C.Gathered(self._core, [parameter], None)
+            # Quantised weights are the module's own.
+            sharded = [parameter] if _C.belongs_to_engine(parameter) else []
+            scope = _C.Gathered(self._core, sharded, None)
             if state is not None:
                 state[name] = parameter.detach().clone()
             scope.close()

@@ -85,7 +85,7 @@ def refusals() -> None:
         with pytest.raises(zerotorch.UsageError, match=words):
             zerotorch.backward(loss(), engines)
     for vector in (first(batch(0, 0)), 1.0):
-        with pytest.raises(zerotorch.UsageError, match="needs a scalar loss"):
+        with pytest.raises(zerotorch.UsageError, match="needs a scalar tensor"):
             first.scale(vector)
     with first.no_sync(), pytest.raises(zerotorch.UsageError, match="do not end their window"):
         zerotorch.backward(loss(), [first, second])

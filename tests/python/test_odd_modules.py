@@ -117,6 +117,9 @@ def train_quantised(stage: int, folder: str) -> bool:
     assert torch.equal(got["0.weight"], weight)
     for name, p in plain.named_parameters():
         torch.testing.assert_close(got[name], p.detach(), rtol=0, atol=2e-6)
+    whole = engine._zero3_consolidated_16bit_state_dict()
+    assert (whole is None) == (rank != 0)
+    assert whole is None or torch.equal(whole["0.weight"], weight)
     # They are in checkpoints: a module with other ones gets them back.
     engine.save_checkpoint(folder)
     again, second = make()
