@@ -355,9 +355,9 @@ void Gradients::drop_window() {
         impl_.window_micro_batches(), impl_.config.gradient_accumulation_steps * impl_.group.size());
   } else if (!std::exchange(warned_of_drop_, true)) {
     base::log_warning(
-        "zero_grad() inside an accumulation window has dropped {} of its {} micro-batches; call it at the "
+        "zero_grad() inside an accumulation window has dropped the {} micro-batches that it had; call it at the "
         "window's end only, or not at all: step() ends a window by itself",
-        impl_.window_micro_batches(), impl_.config.gradient_accumulation_steps * impl_.group.size());
+        impl_.window_micro_batches());
   }
 }
 
