@@ -34,8 +34,9 @@ ProductSpeed measure_cpu_products(DType dtype, int edge = 128);
 /// agree.
 class CpuProductsScope {
  public:
-  /// *Local.* kAuto measures, once per process and dtype. Throws ConfigError for another dtype, and while another scope
-  /// or engine of this process computes products of `dtype` the other way.
+  /// *Local.* kAuto follows a scope or engine that is open, else it measures, once per process and dtype. Throws
+  /// ConfigError for another dtype, and while another scope or engine of this process computes products of `dtype` the
+  /// other way.
   CpuProductsScope(CpuProducts wanted, DType dtype);
   ~CpuProductsScope();
   CpuProductsScope(CpuProductsScope&&) noexcept;

@@ -47,11 +47,13 @@ class CpuProducts:
         way: "fp32", "native" (libtorch's own kernels) or "auto": whichever a measurement finds faster.
         dtypes: torch.bfloat16, torch.float16 or both.
 
-    For all threads and all modules of the process; scopes and engines that are open at a time have to agree, and
+    Open it around forward and backward. For all threads and all modules of the process; scopes and engines that are open at a time have to agree, and
     ConfigError is raised when they do not. Local.
     """
 
     def __init__(self, way: str = "auto", *dtypes: torch.dtype) -> None:
+        if not isinstance(way, str):
+            raise ConfigError(f"cpu_products: {way!r}; want 'auto', 'native' or 'fp32', and then dtypes")
         self._way = way
         self._names = [_name(dtype) for dtype in dtypes or (torch.bfloat16, torch.float16)]
         self._scopes: list[_C.CpuProductsScope] = []
@@ -59,8 +61,8 @@ class CpuProducts:
     def __enter__(self) -> dict[str, str]:
         """What was chosen, by dtype: {"bf16": "fp32"}."""
         scopes = [_C.CpuProductsScope(self._way, name) for name in self._names]
-        self._scopes = scopes
+        self._scopes += scopes
         return {name: scope.chosen for name, scope in zip(self._names, scopes, strict=True)}
 
     def __exit__(self, *error: Any) -> None:
-        self._scopes = []
+        del self._scopes[-len(self._names) :]

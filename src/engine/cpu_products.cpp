@@ -15,7 +15,7 @@ std::vector<CpuProductsScope> choose_cpu_products(CpuProducts wanted, DType para
   for (const DType dtype : dtypes) {
     std::int64_t way = static_cast<std::int64_t>(wanted);
     if (wanted == CpuProducts::kAuto) {
-      if (group.rank() == 0) way = static_cast<std::int64_t>(faster_cpu_products(dtype));
+      if (group.rank() == 0) way = static_cast<std::int64_t>(CpuProductsScope(wanted, dtype).chosen());
       group.broadcast(&way, 1, DType::kInt64, 0, {.label = "cpu_products"}).wait();
     }
     scopes.emplace_back(static_cast<CpuProducts>(way), dtype);

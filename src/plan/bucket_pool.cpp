@@ -48,7 +48,8 @@ class BucketPool {
         limit_numel_(limit_numel),
         in_flight_(in_flight) {}
 
-  /// Of gradients that arrive together all buckets are taken to be open before the first is complete.
+  /// Of gradients that arrive together all buckets are taken to be open before the first is complete; those of one
+  /// gradient alone are filled in turn.
   void micro_batch(const std::vector<std::vector<int>>& groups) {
     for (const auto& group : groups) {
       std::vector<int> complete;
@@ -56,7 +57,12 @@ class BucketPool {
         for (const auto place : buckets_.places[p]) {
           const auto arrival = schedule_.arrive(place.bucket, place.position);
           if (arrival.opens) open(place.bucket);
-          if (arrival.completes) complete.push_back(place.bucket);
+          if (!arrival.completes) continue;
+          if (group.size() == 1) {
+            send(place.bucket);
+          } else {
+            complete.push_back(place.bucket);
+          }
         }
       }
       for (const int b : complete) send(b);

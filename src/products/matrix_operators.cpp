@@ -18,7 +18,8 @@ namespace {
 using at::Scalar;
 using at::Tensor;
 
-bool is_ordinary(const Tensor& tensor) { return tensor.numel() > 0; }
+/// Of forward-mode derivatives some have no memory: they are zero.
+bool is_ordinary(const Tensor& tensor) { return tensor.numel() > 0 && !tensor._is_zerotensor(); }
 
 /// Two operands of a product that is ours; whatever is wrong with others is for libtorch to say.
 bool takes_product(const Tensor& a, const Tensor& b, std::int64_t dimensions) {

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm_cpu_dispatch.h>
 #include <ATen/ops/ones.h>
+#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
@@ -132,7 +133,11 @@ CpuProducts faster_cpu_products(DType dtype) {
   if (known == CpuProducts::kAuto) {
     // Kernels without instructions for the dtype are 5 to 40 times slower, those that widen in registers (oneDNN's for
     // AVX-512) about as fast: nothing lies near the line, where another process could move a measurement across it.
+    // One thread: several wait for each other where other programs have the cores, for longer than they compute.
+    const int threads = at::get_num_threads();
+    at::set_num_threads(1);
     const ProductSpeed speed = measure_cpu_products(dtype);
+    at::set_num_threads(threads);
     known = speed.in_fp32 > 2 * speed.native ? CpuProducts::kFp32 : CpuProducts::kNative;
   }
   return known;
@@ -141,13 +146,13 @@ CpuProducts faster_cpu_products(DType dtype) {
 class CpuProductsScope::Impl {
  public:
   Impl(CpuProducts wanted, DType dtype)
-      : holders_(holders_of(dtype)), way_(wanted == CpuProducts::kAuto ? faster_cpu_products(dtype) : wanted) {
+      : holders_(holders_of(dtype)), way_(wanted == CpuProducts::kAuto ? open_or_faster(dtype) : wanted) {
     const std::lock_guard lock(products::mutex());
     const auto other = way_ == CpuProducts::kFp32 ? CpuProducts::kNative : CpuProducts::kFp32;
     if (holders_.of(other) > 0) {
       throw ConfigError(fmt::format(
-          "zerotorch.cpu_products: \"{}\", while another engine of this process computes {} products the other way "
-          "(\"{}\"), and the choice is for the process: give both the same, or destroy that engine first",
+          "zerotorch.cpu_products: \"{}\", while another engine or scope of this process computes {} products the other "
+          "way (\"{}\"), and the choice is for the process: give both the same, or end that one first",
           way_ == CpuProducts::kFp32 ? "fp32" : "native", dtype_name(dtype),
           other == CpuProducts::kFp32 ? "fp32" : "native"));
     }
@@ -161,6 +166,14 @@ class CpuProductsScope::Impl {
   CpuProducts way() const { return way_; }
 
  private:
+  /// What is open decides for who leaves it open.
+  static CpuProducts open_or_faster(DType dtype) {
+    products::Holders& holders = holders_of(dtype);
+    if (holders.in_fp32 > 0) return CpuProducts::kFp32;
+    if (holders.native > 0) return CpuProducts::kNative;
+    return faster_cpu_products(dtype);
+  }
+
   products::Holders& holders_;
   CpuProducts way_;
 };

@@ -135,13 +135,14 @@ struct Setting {
   std::string optimizer = R"({"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}})";
 };
 
+/// With libtorch's own 16-bit products on the CPU, too: they are those of the simulated device.
 inline std::string json_of(const Setting& setting) {
   return fmt::format(R"({{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": {},
     "optimizer": {},
     "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 30, "reduce_bucket_size": {},
       "stage3_max_live_parameters": {}, "stage3_max_reuse_distance": 0,
       "offload_optimizer": {{"device": "{}" {}}} {}}},
-    "zerotorch": {{"seed": 4, "unit_numel": 400, "step_in_backward": {}, "measured_prefetch": {} {}}} {}}})",
+    "zerotorch": {{"seed": 4, "unit_numel": 400, "cpu_products": "native", "step_in_backward": {}, "measured_prefetch": {} {}}} {}}})",
                      setting.accumulation, setting.optimizer, setting.stage, setting.bucket_numel, setting.live_numel,
                      setting.states, setting.offload, setting.zero, setting.in_backward, setting.measured, setting.own,
                      setting.more);

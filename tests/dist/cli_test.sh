@@ -187,10 +187,10 @@ refused "did you mean '--no-prefix'?" launch -n 1 --no-prefx echo
 
 # ---- doctor ----
 "$zero" doctor > doctor.out || fail "doctor: $(cat doctor.out)"
-for word in cores instructions memory /dev/shm disk MPI "ready to train"; do
+for word in cores instructions products memory /dev/shm disk MPI "ready to train"; do
   grep -qF "$word" doctor.out || fail "doctor says nothing of $word: $(cat doctor.out)"
 done
-"$zero" doctor --json | python3 -c 'import json, sys; assert len(json.load(sys.stdin)) == 8' || fail "doctor --json"
+"$zero" doctor --json | python3 -c 'import json, sys; assert len(json.load(sys.stdin)) == 9' || fail "doctor --json"
 "$zero" doctor --dir /proc/nowhere > doctor.out
 expect "exit code where no checkpoint can be written" $? 1
 expect "what doctor leaves" "$(find . -name '*scratch*')" ""

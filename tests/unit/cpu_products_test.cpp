@@ -324,6 +324,14 @@ TEST_P(CpuProducts_, NotNumbersStayWhereTheyAre) {
   EXPECT_TRUE(c[2].isnan().all().item<bool>());
 }
 
+TEST_P(CpuProducts_, DerivativesWithoutMemoryAreZero) {
+  const auto scope = in_fp32();
+  const Tensor a = random({4}), m = random({4, 4}), zero = at::_efficientzerotensor({4}, a.options());
+  EXPECT_EQ(at::dot(a, zero).item<double>(), 0);
+  EXPECT_EQ(at::mv(m, zero).abs().max().item<double>(), 0);
+  EXPECT_EQ(at::mm(m, zero.unsqueeze(1)).abs().max().item<double>(), 0);
+}
+
 TEST_P(CpuProducts_, OthersAreLeftAlone) {
   const Tensor a = at::randn({40, 30}), b = at::randn({30, 20}), wanted = at::mm(a, b);
   const DType other = own_dtype() == DType::kBFloat16 ? DType::kFloat16 : DType::kBFloat16;
@@ -339,7 +347,12 @@ TEST_P(CpuProducts_, OneWayAtATime) {
     const std::string message = error_of<ConfigError>([&] { CpuProductsScope(CpuProducts::kNative, own_dtype()); });
     EXPECT_NE(message.find("zerotorch.cpu_products"), std::string::npos) << message;
   }
+  {
+    const CpuProductsScope first = in_fp32(), second(CpuProducts::kAuto, own_dtype());
+    EXPECT_EQ(second.chosen(), CpuProducts::kFp32) << "what is open decides";
+  }
   const CpuProductsScope native(CpuProducts::kNative, own_dtype());
+  EXPECT_EQ(CpuProductsScope(CpuProducts::kAuto, own_dtype()).chosen(), CpuProducts::kNative);
   EXPECT_EQ(native.chosen(), CpuProducts::kNative);
   EXPECT_THROW(in_fp32(), ConfigError);
   EXPECT_THROW(CpuProductsScope(CpuProducts::kFp32, DType::kFloat32), ConfigError);
