@@ -151,8 +151,8 @@ class CpuProductsScope::Impl {
     const auto other = way_ == CpuProducts::kFp32 ? CpuProducts::kNative : CpuProducts::kFp32;
     if (holders_.of(other) > 0) {
       throw ConfigError(fmt::format(
-          "zerotorch.cpu_products: \"{}\", while another engine or scope of this process computes {} products the other "
-          "way (\"{}\"), and the choice is for the process: give both the same, or end that one first",
+          "zerotorch.cpu_products: \"{}\", while another engine or scope of this process computes {} products the "
+          "other way (\"{}\"), and the choice is for the process: give both the same, or end that one first",
           way_ == CpuProducts::kFp32 ? "fp32" : "native", dtype_name(dtype),
           other == CpuProducts::kFp32 ? "fp32" : "native"));
     }

@@ -112,4 +112,4 @@ def two_engines() -> str:
 def test_engines_of_a_process_agree() -> None:
     (said,) = run(1, two_engines)
     assert "zerotorch.cpu_products" in said
-    assert "destroy that engine first" in said
+    assert "end that one first" in said
