@@ -221,6 +221,8 @@ ParityResult run_parity_case(const ParityCase& test_case, Group group, at::Devic
 }
 
 PlainResult run_plain(bool bf16, bool clipping) {
+  // As the engine computes them on this processor.
+  const CpuProductsScope products(CpuProducts::kAuto, DType::kBFloat16);
   at::set_num_threads(1);
   at::manual_seed(17);
   OddModel model;
