@@ -2,9 +2,10 @@
 
     python benchmarks/python_peers.py [--model gpt2|gpt-152m|gpt-1b|smollm2|llama|FOLDER] [--ranks 2] [--steps 4]
                                       [--checkpointing] [--modes ...] [--offload none|cpu|nvme] [--nvme FOLDER]
-                                      [--device cpu|cuda]
+                                      [--device cpu|cuda] [--dtype bf16|fp16|fp32]
 
-Each mode is a job of its own, all in turns (--rounds). bf16; AdamW; the same weights (rounded to bf16) and data.
+Each mode is a job of its own, all in turns (--rounds). AdamW; the same weights (rounded to bf16) and data. bf16 by
+default; DDP computes in the 16-bit dtype by autocast, and fp16 has a GradScaler there and under FSDP2.
 "cpp-3" is this library's own model in C++ (benchmarks/model_step.cpp), "zerotorch-3" transformers' under the Python
 package. gpt-152m and gpt-1b have the shapes of `zero train --preset`. FOLDER: its weights, and --tokens FILE (uint32)
 to train them on; else the bytes of torch's Python sources. Prints the fastest step of each and the median, the peak
@@ -55,7 +56,7 @@ def build(args: argparse.Namespace) -> Any:
     if args.folder:
         # An engine's needs no more than bf16, where that is what the file has: see prepare().
         rounded = args.mode.startswith(("zerotorch", "deepspeed")) and not pathlib.Path(args.model).is_dir()
-        dtype = torch.bfloat16 if rounded else torch.float32
+        dtype = torch.bfloat16 if rounded and args.dtype == "bf16" else torch.float32
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(args.folder, dtype=dtype)
         for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout"):
             if hasattr(model.config, name):
@@ -124,11 +125,12 @@ def ds_config(args: argparse.Namespace, stage: int) -> dict[str, Any]:
     adam = {"lr": 1e-4, "weight_decay": 0.01, "torch_adam": args.offload == "none"}
     config = {
         "train_micro_batch_size_per_gpu": args.batch,
-        "bf16": {"enabled": True},
         "gradient_clipping": 1.0,
         "optimizer": {"type": "AdamW", "params": adam},
         "zero_optimization": zero,
     }
+    if args.dtype != "fp32":
+        config[args.dtype] = {"enabled": True}
     return merged(config, args.keys)
 
 
@@ -166,30 +168,32 @@ def trainer(args: argparse.Namespace, mode: str, rank: int) -> Any:
 
     dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
     model = model.to(device_of(args, rank))
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[args.dtype]
+    autocast: Any = contextlib.nullcontext()
     if name == "ddp":
-        wrapped: Any = torch.nn.parallel.DistributedDataParallel(model)  # fp32 weights, bf16 products
-        autocast = torch.autocast(args.device, torch.bfloat16)
+        wrapped: Any = torch.nn.parallel.DistributedDataParallel(model)  # fp32 weights, 16-bit products
+        autocast = torch.autocast(args.device, dtype, enabled=args.dtype != "fp32")
     else:
-        import contextlib
-
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         mesh = init_device_mesh(args.device, (dist.get_world_size(),))
         for layer in model.transformer.h if hasattr(model, "transformer") else model.model.layers:
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         wrapped = fully_shard(model, mesh=mesh, mp_policy=policy)
-        autocast = contextlib.nullcontext()  # type: ignore[assignment]
     fused = {"fused": True} if args.device == "cuda" else {}
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-4, weight_decay=0.01, **fused)
+    scaler = torch.amp.GradScaler(args.device, enabled=args.dtype == "fp16")
 
     def step_of_torch(batch: Any) -> float:
         with autocast:
             loss = wrapped(input_ids=batch, labels=batch).loss
-        loss.backward()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(wrapped.parameters(), 1.0)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad()
         return float(loss.item())
 
@@ -310,6 +314,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), default="bf16")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=1)

@@ -109,7 +109,8 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
         handles = raw_access.attach(module, names, config.stage, self, core.world_size)
         if optimizer is not None:
             handles += optimizer.join(self._life, config.updates_in_backward)
-        self._changes = ModuleChanges(flags.keep_frozen(), names, handles)
+        release = None if optimizer is None else optimizer.release()
+        self._changes = ModuleChanges(flags.keep_frozen(), names, handles, release)
         self._changes.restore_with(core)
         if config.logs_comms:
             register_engine(self)
@@ -479,8 +480,6 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
     def _end(self) -> None:
         assert self._changes is not None
         self._changes.restore()
-        if self.optimizer is not None:
-            self.optimizer.detach()
         self._core.destroy()
 
     # ---- whole tensors: used by zerotorch.utils.safe_* ----

@@ -4,7 +4,7 @@ engine takes the module over. docs/python.md, "The life of an engine", has the s
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -85,10 +85,17 @@ def _requires_grad(parameter: torch.Tensor | None) -> bool:
 
 
 class ModuleChanges:
-    """What an engine has changed on the program's module. It refers to parameters weakly, as what waits for the end of
-    an engine must keep none of it."""
+    """What an engine has changed on the program's module and, by `release`, on its optimizer. It refers to parameters
+    weakly, as what waits for the end of an engine must keep none of it."""
 
-    def __init__(self, frozen: Flags, parameters: Iterable[torch.nn.Parameter], handles: list[Any]) -> None:
+    def __init__(
+        self,
+        frozen: Flags,
+        parameters: Iterable[torch.nn.Parameter],
+        handles: list[Any],
+        release: Callable[[], None] | None = None,
+    ) -> None:
+        self._release = release
         self._frozen: Flags | None = frozen
         self._parameters = [weakref.ref(parameter) for parameter in parameters]
         self._handles = handles
@@ -106,6 +113,8 @@ class ModuleChanges:
         frozen, self._frozen = self._frozen, None
         raw_access.detach([p for reference in self._parameters if (p := reference()) is not None], self._handles)
         frozen.restore()
+        if self._release is not None:
+            self._release()
 
 
 class _Owner:

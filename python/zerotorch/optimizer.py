@@ -130,10 +130,9 @@ class ZeroOptimizer(OptimizerNames, ZeROOptimizer, torch.optim.Optimizer):
         trained: list[Any] = [parameter for parameter in self._names if parameter.requires_grad]
         return [parameter.register_hook(hook) for parameter in trained]
 
-    def detach(self) -> None:
-        """The engine is gone: the client's optimizer is an ordinary one again."""
-        if self.client is not None:
-            let_go(self.client)
+    def release(self) -> Callable[[], None]:
+        """What makes the client's optimizer an ordinary one again once the engine is gone. It keeps neither."""
+        return _letting_go(None if self.client is None else weakref.ref(self.client), weakref.ref(self.state))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "state" and isinstance(self.__dict__.get("state"), _State):
@@ -422,6 +421,16 @@ def let_go(client: torch.optim.Optimizer) -> None:
         client.state = defaultdict(dict)
         for name in ("state_dict", "load_state_dict", "train", "eval"):
             client.__dict__.pop(name, None)
+
+
+def _letting_go(client: weakref.ref[torch.optim.Optimizer] | None, states: weakref.ref[Any]) -> Callable[[], None]:
+    def release() -> None:
+        optimizer = None if client is None else client()
+        # Not those that another engine has given it since.
+        if optimizer is not None and optimizer.state is states():
+            let_go(optimizer)
+
+    return release
 
 
 def _refuse_to_save(*_: Any, **__: Any) -> NoReturn:

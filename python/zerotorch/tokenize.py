@@ -406,20 +406,52 @@ def load(folder: Path) -> tuple[Any, Path]:
 
 
 def split_of(documents: list[Document], fraction: float, seed: int) -> tuple[list[Document], list[Document]]:
+    """Training and validation, which gets about `fraction` of the text: whole documents, or the end of the largest one
+    where whole ones would be too much or too little."""
     if fraction == 1:
         return [], documents
+    if len(documents) == 1 and documents[0].learnt is not None:
+        raise Refused("one conversation is too little: there must be another one to validate on")
     random.Random(seed).shuffle(documents)
-    wanted, have, count = fraction * sum(len(document.text) for document in documents), 0, 0
-    while count + 1 < len(documents) and have < wanted:
-        have += len(documents[count].text)
-        count += 1
-    if count == 0:  # one document: its end
-        if documents[0].learnt is not None:
-            raise Refused("one conversation is too little: there must be another one to validate on")
-        text = documents[0].text
-        at = text.rfind("\n", 0, round(len(text) * (1 - fraction))) + 1 or round(len(text) * (1 - fraction))
-        return [Document(text[:at])], [Document(text[at:])]
-    return documents[count:], documents[:count]
+    wanted = fraction * sum(len(document.text) for document in documents)
+    count, have = first_ones(documents, wanted)
+    if have >= wanted / 2:
+        return documents[count:], documents[:count]
+    texts = [document for document in documents if document.learnt is None]
+    largest = max(texts, key=lambda document: len(document.text), default=None)
+    if largest is not None and len(largest.text) > wanted:
+        at = cut_at(largest.text, wanted)
+        return [*(one for one in documents if one is not largest), Document(largest.text[:at])], [Document(largest.text[at:])]
+    # Conversations stay whole: those that fit, or the smallest.
+    fitting: list[Document] = []
+    left = wanted
+    for document in documents:
+        if len(document.text) <= left:
+            fitting.append(document)
+            left -= len(document.text)
+    fitting = fitting or [min(documents, key=lambda document: len(document.text))]
+    kept = {id(document) for document in fitting}
+    return [document for document in documents if id(document) not in kept], fitting
+
+
+def first_ones(documents: list[Document], wanted: float) -> tuple[int, int]:
+    """How many of the first documents, at most all but one, come closest to `wanted` characters, and how many these have;
+    none where the first alone is further away than nothing."""
+    count, have, total = 0, 0, 0
+    for number, document in enumerate(documents[:-1], 1):
+        if total >= wanted:
+            break
+        total += len(document.text)
+        if abs(total - wanted) < abs(have - wanted):
+            count, have = number, total
+    return count, have
+
+
+def cut_at(text: str, tail: float) -> int:
+    """Where to cut a text so that about `tail` characters are after it: after a line, where one ends nearby."""
+    at = min(len(text) - 1, max(1, round(len(text) - tail)))
+    line = text.rfind("\n", 0, at) + 1
+    return line if line > at / 2 else at
 
 
 def encode_prompt(options: argparse.Namespace) -> None:
@@ -439,7 +471,7 @@ def encode_prompt(options: argparse.Namespace) -> None:
 
 def made_from(options: argparse.Namespace, files: list[Path]) -> str:
     """Changes with whatever decides about the tokens."""
-    given = ["3", options.field, options.separator, options.validation_fraction, options.seed, str(options.tokenizer.resolve())]
+    given = ["4", options.field, options.separator, options.validation_fraction, options.seed, str(options.tokenizer.resolve())]
     tokenizer = options.tokenizer / "tokenizer.json" if options.tokenizer.is_dir() else options.tokenizer
     settings = tokenizer.parent / "tokenizer_config.json"
     template = tokenizer.parent / "chat_template.jinja"

@@ -304,6 +304,37 @@ def test_a_destroyed_engine_leaves_an_ordinary_module_and_optimizer(stage: str) 
     run(1, goes_on_in_plain_torch, stage)
 
 
+def optimizer_outlives_its_engine(stage: str) -> None:
+    """An engine that is collected leaves the program's optimizer ordinary, also where another has followed it."""
+    import zerotorch
+
+    module, plain = build(), build()
+    client = sgd(module)
+    engine = zerotorch.initialize(model=module, optimizer=client, config=config(stage))[0]
+    train(engine)
+    del engine
+    gc.collect()
+    assert client.state_dict()["state"] == {}
+    module(batch(3, 0)).square().mean().backward()
+    client.step()
+    train_plain(plain, 1)
+    assert_same(module, train_plain(plain, 1, 3, 4))
+    client.zero_grad()
+    engine = zerotorch.initialize(model=module, optimizer=client, config=config(stage))[0]
+    following = zerotorch.initialize(model=module, optimizer=client, config=config(stage))[0]
+    del engine
+    gc.collect()
+    with pytest.raises(zerotorch.UsageError, match="sharded"):
+        client.state_dict()
+    train(following)
+    following.destroy()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_optimizer_outlives_its_engine(stage: str) -> None:
+    run(1, optimizer_outlives_its_engine, stage)
+
+
 def evaluates_after_its_trainer(stage: str) -> None:
     module = build()
     engine = make(module, stage)

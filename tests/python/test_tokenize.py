@@ -63,6 +63,9 @@ def write_texts(folder: Path) -> None:
 def test_every_document_comes_back_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str], make: object) -> None:
     tokenizer = make(tmp_path / "tokenizer")  # type: ignore[operator]
     write_texts(tmp_path / "texts")
+    large = [TEXTS[3] + "x", TEXTS[3] + "y"]  # as large as the largest, which would be cut otherwise
+    for number, text in enumerate(large):
+        (tmp_path / "texts" / f"large{number}.txt").write_text(text)
     (tmp_path / "texts" / "again.txt").write_bytes(TEXTS[0].encode())  # a duplicate
     (tmp_path / "texts" / "latin1.txt").write_bytes("Größe".encode("latin-1"))
     (tmp_path / "texts" / ".hidden.txt").write_text("no")
@@ -71,7 +74,7 @@ def test_every_document_comes_back_whole(tmp_path: Path, capsys: pytest.CaptureF
     arguments = ("--tokenizer", tmp_path / "tokenizer", "--data", tmp_path / "texts", "--out", out)
     code, said = run(capsys, *arguments, "--validation-fraction", 0.3)
     assert code == 0, said
-    assert "4 documents" in said and "1 files left out: not UTF-8" in said
+    assert "6 documents" in said and "1 files left out: not UTF-8" in said
     facts = json.loads((out / "tokens.json").read_text())
     pieces = [bytes.fromhex(piece) for piece in json.loads((out / "pieces.json").read_text())]
     assert len(pieces) == tokenizer.get_vocab_size()
@@ -88,7 +91,7 @@ def test_every_document_comes_back_whole(tmp_path: Path, capsys: pytest.CaptureF
             found.append(b"".join(pieces[t] for t in document).decode())
             assert document == tokenizer.encode(found[-1], add_special_tokens=False).ids
             document = []
-    assert sorted(found) == sorted(TEXTS)
+    assert sorted(found) == sorted(TEXTS + large)
     assert lengths == {"train": facts["train_tokens"], "val": facts["validation_tokens"]}
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     assert run(capsys, *arguments, "--validation-fraction", 0.3)[0] == 0  # the same again
@@ -230,6 +233,32 @@ def decoded(folder: Path, name: str) -> tuple[str, list[str]]:
 
 def write_lines(path: Path, lines: list[object]) -> None:
     path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+
+
+def doc(size: int, learnt: tuple[tuple[int, int], ...] | None = None) -> tokenize.Document:
+    return tokenize.Document("a line of it\n" * (size // 13) + "x" * (size % 13), learnt)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [[620_000, 240], [240, 620_000], [10_000] * 40, [5, 5, 200_000, 5], [900, 90, 9], [30_000, 31_000], [1000], [2, 2]],
+)
+@pytest.mark.parametrize("fraction", [0.05, 0.3])
+def test_validation_is_about_what_was_asked_for(sizes: list[int], fraction: float) -> None:
+    text = "".join(sorted("".join(doc(size).text for size in sizes)))
+    for seed in range(12):
+        for spans in (None, ((0, 1),)):
+            if spans is not None and len(sizes) == 1:
+                continue
+            documents = [doc(size, spans) for size in sizes]
+            train, validation = tokenize.split_of(documents, fraction, seed)
+            assert "".join(sorted("".join(one.text for one in train + validation))) == text
+            wanted, have = fraction * len(text), sum(len(one.text) for one in validation)
+            assert 0 < have < len(text)
+            if spans is None:
+                assert wanted / 2 - 13 <= have <= 2 * wanted + 13
+            else:  # whole ones only
+                assert have <= max(2 * wanted, min(sizes))
 
 
 def test_what_is_evaluated_as_a_whole_counts_as_often_as_it_is_there(
