@@ -16,6 +16,7 @@ from zerotorch.engine import DeepSpeedEngine
 from zerotorch.errors import ConfigError, NotBuiltError, UsageError
 from zerotorch.optimizer import LIVE, ZeroOptimizer, configuration_of, let_go
 from zerotorch.over_shards import OverShards
+from zerotorch.precision import cast_buffers
 from zerotorch.utils.logging import log_dist, logger
 from zerotorch.zero import partition
 from zerotorch.zero.gathered import engine_of
@@ -144,6 +145,7 @@ class _Builder:
         partition.finish(self.model)
         self.device = self.device or _move_to_accelerator(self.model, world_group().local_rank)
         _part_from_spectral_norms(self.model)
+        cast_buffers(self.model, self.config.raw)
         self._tell_what_is_cast()
         if self.client is not None:
             return self._with_client(self.client)

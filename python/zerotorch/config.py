@@ -16,12 +16,16 @@ import torch
 from zerotorch import _C
 from zerotorch.config_names import ConfigNames
 from zerotorch.errors import ConfigError
+from zerotorch.precision import autocast_dtype
 
 #: Sections in which "auto" is a value.
 _WITH_OWN_AUTO = ("zerotorch", "pipeline")
 
 #: Keys that Python reads itself.
-_OF_PYTHON = ("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "managed_gradient_accumulation")
+_OF_PYTHON = (
+    *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "managed_gradient_accumulation"),
+    "torch_autocast",
+)
 
 
 class DeepSpeedConfig(ConfigNames):
@@ -39,6 +43,7 @@ class DeepSpeedConfig(ConfigNames):
         self.raw, self.source = read(config)
         self.resolved: dict[str, Any] = json.loads(_C.resolve_config(_to_text(self.raw), self.source))
         self._check_accumulation()
+        self.autocast_dtype = autocast_dtype(self.raw)
 
     @property
     def stage(self) -> int:
@@ -244,6 +249,8 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _to_text(raw: dict[str, Any]) -> str:
     left = {key: value for key, value in raw.items() if key not in _OF_PYTHON}
+    if isinstance(left.get("data_types"), dict):
+        left["data_types"] = {key: value for key, value in left["data_types"].items() if key != "buffer_dtype"}
     if left.get("steps_per_print") == math.inf:
         left["steps_per_print"] = 10**12
     if isinstance(left.get("zero_optimization"), dict):

@@ -19,6 +19,7 @@ from zerotorch.errors import ConfigError, ModelError, NotBuiltError, UsageError
 from zerotorch.life_cycle import Flags, Life, ModuleChanges, are_released
 from zerotorch.local_rank import LocalRank
 from zerotorch.optimizer import ZeroOptimizer
+from zerotorch.precision import Autocast
 from zerotorch.unmanaged_accumulation import UnmanagedAccumulation
 from zerotorch.utils.logging import log_dist
 
@@ -101,6 +102,9 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
         own = None if config.manages_accumulation else UnmanagedAccumulation(config.gradient_accumulation_steps)
         self._unmanaged: UnmanagedAccumulation | None = own
         self.__dict__["_trained_by"] = trained_by  # no child of ours
+        self._autocast: Autocast | None = None
+        if config.autocast_dtype is not None:
+            self._autocast = Autocast(config.autocast_dtype, self.device, config.resolved["zerotorch"]["cpu_products"])
         self._life = Life()
         self._changes: ModuleChanges | None = None
         if trained_by is not None:
@@ -137,6 +141,9 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
                 self.tput_timer.start()
         if self._config.auto_casts:
             args, kwargs = tree_map_only(torch.Tensor, _to_half, (args, kwargs))
+        if self._autocast is not None:
+            with self._autocast.scope():
+                return self.module(*args, **kwargs)
         return self.module(*args, **kwargs)
 
     @property
@@ -480,6 +487,8 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
     def _end(self) -> None:
         assert self._changes is not None
         self._changes.restore()
+        if self._autocast is not None:
+            self._autocast.end()
         self._core.destroy()
 
     # ---- whole tensors: used by zerotorch.utils.safe_* ----

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,7 @@ class EngineNames:
     optimizer: ZeroOptimizer | None
     train_batch_size: Callable[[], int]
     zero_optimization_stage: Callable[[], int]
+    _require_training: Callable[[str], None]
     get_global_grad_norm: Callable[[], float | None]
 
     # ---- settings ----
@@ -156,7 +158,10 @@ class EngineNames:
         return int(2 ** self._config.resolved["fp16"]["initial_scale_power"])
 
     def torch_autocast_enabled(self) -> bool:
-        return bool((self._config.raw.get("torch_autocast") or {}).get("enabled", False))
+        return self._config.autocast_dtype is not None
+
+    def torch_autocast_dtype(self) -> torch.dtype | None:
+        return self._config.autocast_dtype
 
     def dynamic_loss_scale_args(self) -> dict[str, Any]:
         """Arguments of DynamicLossScaler."""
@@ -262,7 +267,17 @@ class EngineNames:
 
         return MonitorMaster(self._config.raw)
 
+    def _get_optimizer_ckpt_name(self, checkpoints_path: Any, tag: Any, expp_rank: int) -> str:
+        """Where checkpoints of DeepSpeed have the states of a rank's experts. The engine neither writes nor reads such
+        files."""
+        return os.path.join(checkpoints_path, str(tag), f"expp_rank_{expp_rank}_mp_rank_00_optim_states.pt")
+
     # ---- gradients ----
+
+    def _backward_epilogue(self) -> None:
+        """What DeepSpeed has to be told after a backward of the program's own: here gradients are with their owners when
+        it ends. Raises UsageError for an engine that cannot train."""
+        self._require_training("_backward_epilogue()")
 
     @contextlib.contextmanager
     def coalesce_grad_reduction(self) -> Iterator[None]:

@@ -17,7 +17,7 @@ constexpr Key kKeys[] = {
     not_built("amp", "Apex AMP does not exist in C++; use \"bf16\": {\"enabled\": true}"),
     not_built("torch_autocast",
               "autocast gathers fp32, casts all weights in every micro-batch and keeps the copies until backward, "
-              "which defeats stage 3; use \"bf16\": {\"enabled\": true}"),
+              "which defeats stage 3; use \"bf16\": {\"enabled\": true} (the Python package has it for bf16)"),
     service("wandb", kService),
     service("comet", kService),
     not_built("nebula", "a checkpoint service of its own; checkpoints here go to a folder"),

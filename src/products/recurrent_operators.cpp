@@ -25,6 +25,10 @@ using at::TensorList;
 
 constexpr std::int64_t kModeLstm = 2;  // of mkldnn_rnn_layer, as in cuDNN
 
+/// What the fp32 kernel kept for the backward pass is for its own backward only, also where no scope is open any more.
+Tensor marked_as_ours(const Tensor& workspace) { return workspace.defined() ? workspace.unsqueeze(0) : workspace; }
+bool is_ours(const Tensor& workspace) { return workspace.defined() && workspace.dim() == 2; }
+
 std::tuple<Tensor, Tensor, Tensor, Tensor> rnn_layer(const Tensor& input, const Tensor& weight0, const Tensor& weight1,
                                                      const Tensor& weight2, const Tensor& weight3, const Tensor& hx,
                                                      const Tensor& cx, bool reverse, at::IntArrayRef batch_sizes,
@@ -40,7 +44,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> rnn_layer(const Tensor& input, const 
       at::cpu::mkldnn_rnn_layer(wide_copy(input), wide_copy(weight0), wide_copy(weight1), wide_copy(weight2),
                                 wide_copy(weight3), wide_copy(hx), wide_copy(cx), reverse, batch_sizes, mode,
                                 hidden_size, num_layers, has_biases, bidirectional, batch_first, train);
-  return {output.to(dtype), hy.to(dtype), cy.to(dtype), workspace};
+  return {output.to(dtype), hy.to(dtype), cy.to(dtype), marked_as_ours(workspace)};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> rnn_layer_backward(
@@ -51,7 +55,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> rnn_layer_bac
     std::int64_t num_layers, bool has_biases, bool train, bool bidirectional, at::IntArrayRef batch_sizes,
     bool batch_first, const Tensor& workspace) {
   const at::ScalarType dtype = input.scalar_type();
-  if (!is_taken(dtype)) {
+  if (!is_ours(workspace)) {
     return at::cpu::mkldnn_rnn_layer_backward(input, weight1, weight2, weight3, weight4, hx, cx, output, hy, cy,
                                               grad_output, grad_hy, grad_cy, reverse, mode, hidden_size, num_layers,
                                               has_biases, train, bidirectional, batch_sizes, batch_first, workspace);
@@ -60,7 +64,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> rnn_layer_bac
       wide_copy(input), wide_copy(weight1), wide_copy(weight2), wide_copy(weight3), wide_copy(weight4), wide_copy(hx),
       wide_copy(cx), wide_copy(output), wide_copy(hy), wide_copy(cy), wide_copy(grad_output), wide_copy(grad_hy),
       wide_copy(grad_cy), reverse, mode, hidden_size, num_layers, has_biases, train, bidirectional, batch_sizes,
-      batch_first, workspace);
+      batch_first, workspace.squeeze(0));
   std::apply([&](auto&... grad) { ((grad = grad.defined() ? grad.to(dtype) : grad), ...); }, grads);
   return grads;
 }

@@ -319,7 +319,7 @@ def optimizer_outlives_its_engine(stage: str) -> None:
     client.step()
     train_plain(plain, 1)
     assert_same(module, train_plain(plain, 1, 3, 4))
-    client.zero_grad()
+    client = sgd(module)
     engine = zerotorch.initialize(model=module, optimizer=client, config=config(stage))[0]
     following = zerotorch.initialize(model=module, optimizer=client, config=config(stage))[0]
     del engine

@@ -122,6 +122,26 @@ TEST_P(CpuProducts_, SumsWithWhatIsAdded) {
   EXPECT_TRUE(at::equal(at::addmm(nan, a, b, 0, 1), at::mm(a, b)));
 }
 
+TEST_P(CpuProducts_, OneRowByATransposedWeight) {
+  for (const std::int64_t k : {3, 77, 4096}) {
+    const Tensor x = random({1, k}), weight = random({29, k}), bias = random({29});
+    expect_rounded_once(
+        [&](const Tensors& in) {
+          const Tensor row = in[0][0], matrix = in[1];
+          return Tensors{at::linear(in[0], matrix),
+                         at::linear(in[0], matrix, in[2]),
+                         at::linear(row.expand({1, 1, k}), matrix, in[2]),
+                         at::addmm(in[2], in[0], matrix.t(), 0.5, -2),
+                         at::addmm(in[2], in[0], transposed_in_memory(matrix).t(), 0.5, -2),
+                         at::mv(matrix, row),
+                         at::mv(transposed_in_memory(matrix), row),
+                         at::addmv(in[2], matrix, row, 0.5, -2),
+                         at::addmv(in[2], with_gaps(matrix), with_gaps(in[0])[0], 0.5, -2)};
+        },
+        {x, weight, bias});
+  }
+}
+
 TEST_P(CpuProducts_, ResultsInTensorsOfTheProgram) {
   const Tensor a = random({12, 8}), b = random({8, 5}), c = random({5}), x = random({3, 4, 6}), y = random({3, 6, 2});
   const Operation out = [](const Tensors& in) {
@@ -274,6 +294,25 @@ TEST_P(CpuProducts_, RecurrentNetworksAndTheirGradients) {
       }
     }
   }
+}
+
+TEST_P(CpuProducts_, BackwardAfterTheScopeIsTheSame) {
+  const Tensors leaves = {random({6, 3, 7}), random({1, 3, 5}),    random({1, 3, 5}),   random({20, 7}),
+                          random({20, 5}),   random({4, 4, 3, 3}), random({2, 4, 9, 9})};
+  const auto gradients = [&](bool inside) {
+    Tensors in;
+    for (const auto& leaf : leaves) in.push_back(leaf.detach().requires_grad_());
+    std::optional<CpuProductsScope> scope(in_fp32());
+    const Tensor output =
+        std::get<0>(at::lstm(in[0], {in[1], in[2]}, {in[3], in[4]}, false, 1, 0.0, true, false, false));
+    const Tensor image = at::conv2d(in[6], in[5]), attended = at::scaled_dot_product_attention(in[6], in[6], in[6]);
+    const Tensor loss = output.sum() + image.sum() + attended.sum();
+    if (!inside) scope.reset();
+    return torch::autograd::grad({loss}, {in.begin(), in.end()});
+  };
+  const Tensors inside = gradients(true), outside = gradients(false);
+  for (std::size_t i = 0; i < 5; ++i) EXPECT_TRUE(at::equal(outside[i], inside[i])) << "gradient " << i;
+  for (std::size_t i = 5; i < inside.size(); ++i) EXPECT_TRUE(at::allclose(outside[i], inside[i], 0.05, 0.5)) << i;
 }
 
 TEST_P(CpuProducts_, RefusesWhatLibtorchRefuses) {

@@ -1,0 +1,91 @@
+"""Precisions that Python gives a module: `torch_autocast` around its forward, and `data_types.buffer_dtype`."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+from zerotorch import _C
+from zerotorch.distributed import world_group
+from zerotorch.errors import ConfigError
+
+_DTYPES = {
+    **dict.fromkeys(("fp32", "float32", "float", "torch.float32"), torch.float32),
+    **dict.fromkeys(("bf16", "bfloat16", "torch.bfloat16"), torch.bfloat16),
+    **dict.fromkeys(("fp16", "float16", "half", "torch.float16"), torch.float16),
+}
+_SECTION = "torch_autocast"
+_KEYS = ("enabled", "dtype", "lower_precision_safe_modules")
+
+
+def _dtype_of(value: Any, path: str) -> torch.dtype:
+    if isinstance(value, torch.dtype) and value in _DTYPES.values():
+        return value
+    if not isinstance(value, str) or value not in _DTYPES:
+        raise ConfigError(f'{path}: {value!r} is not one of "bf16", "fp16", "fp32"')
+    return _DTYPES[value]
+
+
+def autocast_dtype(raw: dict[str, Any]) -> torch.dtype | None:
+    """What `torch_autocast` of a configuration says forward computes in; None: nothing. Raises ConfigError. Local."""
+    section = raw.get(_SECTION)
+    if section is None:
+        return None
+    if not isinstance(section, dict):
+        raise ConfigError(f"{_SECTION}: {section!r} is not an object")
+    for key, value in section.items():
+        if key not in _KEYS:
+            raise ConfigError(f"{_SECTION}.{key}: is not a known key; there are {', '.join(_KEYS)}")
+        if key == "enabled" and not isinstance(value, bool):
+            raise ConfigError(f"{_SECTION}.enabled: {value!r} is neither true nor false")
+    if not section.get("enabled", False):
+        return None
+    if any((raw.get(name) or {}).get("enabled") is True for name in ("bf16", "fp16")):
+        raise ConfigError(f"{_SECTION}: autocast is for fp32 parameters, and bf16 or fp16 is enabled: leave out one of them")
+    dtype = _dtype_of(section.get("dtype") or "bf16", f"{_SECTION}.dtype")
+    if dtype != torch.bfloat16:
+        raise ConfigError(
+            f'{_SECTION}.dtype: want "bfloat16"; fp16 needs a loss scale, which goes with fp16 parameters here: '
+            '"fp16": {"enabled": true}'
+        )
+    return dtype
+
+
+def cast_buffers(module: torch.nn.Module, raw: dict[str, Any]) -> None:
+    """Gives floating-point buffers the dtype of `data_types.buffer_dtype`, where it is given. Local."""
+    value = (raw.get("data_types") or {}).get("buffer_dtype")
+    if value is None:
+        return
+    dtype = _dtype_of(value, "data_types.buffer_dtype")
+    for buffer in module.buffers():
+        if buffer.dtype in _DTYPES.values() and buffer.dtype != dtype:
+            buffer.data = buffer.data.to(dtype)
+
+
+class Autocast:
+    """`torch_autocast` of an engine: fp32 parameters, and a forward that computes in bf16 what autocast says.
+
+    On a CPU without instructions for bf16, products are computed in fp32 and rounded once, as `zerotorch.cpu_products`
+    says. Gradients are summed in fp32, whatever `lower_precision_safe_modules` says: in DeepSpeed these are summed in bf16.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, cpu_products: str) -> None:
+        """*Collective.*"""
+        self._dtype = dtype
+        self._type = device.type
+        self._products: Any = None
+        if self._type == "cpu":
+            # Rank 0's processor decides for all, as products are parts of one sum.
+            in_fp32 = _C.CpuProductsScope(cpu_products, "bf16").chosen == "fp32" if world_group().rank == 0 else False
+            chosen = torch.tensor([float(in_fp32)])
+            world_group().broadcast(chosen, 0)
+            self._products = _C.CpuProductsScope("fp32" if chosen.item() else "native", "bf16")
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.autocast(self._type, self._dtype)
+
+    def end(self) -> None:
+        """The engine is gone. Local."""
+        self._products = None
