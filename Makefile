@@ -4,6 +4,7 @@
 #   make python   the Python package in .venv, and the two programs of every DeepSpeed tutorial
 #   make finetune SmolLM2-135M fine-tuned on Python sources, beside transformers
 #   make compare  the same training under ZeRO 0 to 3: a table and a picture
+#   make install  PREFIX=~/.local: the command line and the C++ library; make uninstall removes them
 #   make package  a .deb (and a container file) with all that is needed to run
 #   make gpu-bundle   what scripts/gpu_check.sh needs on a machine with a GPU and no network
 #   make report   the newest run, or ARGS="RUN ...", as a page for a browser
@@ -27,7 +28,7 @@ JOBS ?= $(shell awk -v c=$$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) '/
 CTEST := ctest --test-dir $(BUILD) --output-on-failure --progress
 export TORCH_DIR PIP_ARGS
 
-.PHONY: help setup test-packages configure build train finetune python wheel package gpu-bundle compare report shim docs peers test test-avx2 test-more test-full test-libraries test-asan test-tsan test-fuzz test-fuzz-training test-mutants bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing format tidy install clean
+.PHONY: help setup test-packages configure build train finetune python wheel package gpu-bundle compare report shim docs peers test test-avx2 test-more test-full test-libraries test-asan test-tsan test-fuzz test-fuzz-training test-mutants bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing format tidy install uninstall clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/PRESET=/p'
@@ -198,8 +199,18 @@ bench-overhead: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target bench_overhead
 	@$(BUILD)/benchmarks/overhead $(ARGS)
 
-install: build
-	@cmake --install $(BUILD) $(if $(PREFIX),--prefix $(PREFIX))
+install: configure
+	@echo "zerotorch: building what is installed in $(BUILD) with $(JOBS) jobs"
+	@cmake --build $(BUILD) -j $(JOBS) --target zero_installed
+	@cmake --install $(BUILD) $(if $(PREFIX),--prefix $(PREFIX)) >$(BUILD)/install.log || { cat $(BUILD)/install.log; exit 1; }
+	@sed -n 's/^-- Installing: \(.*\/bin\/zero\)$$/zerotorch: installed \1/p' $(BUILD)/install.log
+
+# Removes what the last `make install` of this folder has installed.
+uninstall:
+	@test -f $(BUILD)/install_manifest.txt || { echo "zerotorch: error: $(BUILD) has installed nothing"; exit 1; }
+	@xargs -d '\n' rm -f < $(BUILD)/install_manifest.txt
+	@xargs -d '\n' dirname < $(BUILD)/install_manifest.txt | sort -ur | xargs -d '\n' rmdir -p --ignore-fail-on-non-empty 2>/dev/null || true
+	@rm $(BUILD)/install_manifest.txt
 
 clean:
 	rm -rf build

@@ -23,8 +23,22 @@ if(NOT ZERO_FUZZ)
     message(WARNING "zerotorch is tested with libtorch 2.11 to 2.15, this is ${Torch_VERSION}")
   endif()
 
-  # What is installed finds its neighbours and the libtorch it was built with.
-  set(CMAKE_INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}" "$ORIGIN" "${TORCH_INSTALL_PREFIX}/lib")
+  # A libtorch in this folder (.venv, which make fetches) is installed, too: what is installed outlives the folder. One
+  # with CUDA inside needs the packages around it, and stays where it is.
+  cmake_path(IS_PREFIX PROJECT_SOURCE_DIR "${TORCH_INSTALL_PREFIX}" NORMALIZE zero_has_own_libtorch)
+  if(SKBUILD OR EXISTS ${TORCH_INSTALL_PREFIX}/lib/libtorch_cuda.so)
+    set(zero_has_own_libtorch OFF)
+  endif()
+  option(ZERO_INSTALL_LIBTORCH "Install a copy of libtorch with zerotorch" ${zero_has_own_libtorch})
+  set(ZERO_INSTALLED_LIBTORCH "${CMAKE_INSTALL_LIBDIR}/zerotorch/libtorch")
+
+  # What is installed finds its neighbours and its libtorch.
+  set(CMAKE_INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}" "$ORIGIN")
+  if(ZERO_INSTALL_LIBTORCH)
+    list(APPEND CMAKE_INSTALL_RPATH "$ORIGIN/../${ZERO_INSTALLED_LIBTORCH}/lib" "$ORIGIN/zerotorch/libtorch/lib")
+  else()
+    list(APPEND CMAKE_INSTALL_RPATH "${TORCH_INSTALL_PREFIX}/lib")
+  endif()
   if(SKBUILD)
     set(CMAKE_INSTALL_RPATH "$ORIGIN" "$ORIGIN/../torch/lib")
   endif()

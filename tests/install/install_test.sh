@@ -9,6 +9,15 @@ trap 'rm -rf "$work"' EXIT
 if grep -rqE "nlohmann|spdlog|fmt/" "$work/prefix/include"; then
   echo "a public header needs a private dependency"; exit 1
 fi
+# Whoever removes the clone keeps what was installed.
+if [ -n "$(find "$work/prefix" -path '*/zerotorch/libtorch/lib/libtorch_cpu.so')" ]; then
+  for file in "$work"/prefix/bin/zero "$work"/prefix/lib*/libzerotorch*.so; do
+    elsewhere=$(ldd "$file" | grep -F "$project/" || true)
+    if [ -n "$elsewhere" ]; then echo "installed, $file needs the clone: $elsewhere"; exit 1; fi
+  done
+  if grep -rF "$project/" "$work"/prefix/lib*/cmake; then echo "find_package(zerotorch) needs the clone"; exit 1; fi
+  grep -qF "libtorch/lib/libtorch_cpu.so" "$build/install_manifest.txt" || { echo "make uninstall would leave libtorch"; exit 1; }
+fi
 # The folder of a script comes first where Python looks for modules.
 python3 - "$work/prefix/share/zerotorch" << 'EOF'
 import pathlib, sys
