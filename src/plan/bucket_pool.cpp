@@ -178,16 +178,28 @@ std::int64_t bucket_numel(const ModelShape& model, const LaidOut& laid) {
   const Buckets buckets = make_buckets(model, laid);
   std::int64_t largest = 0;
   for (const std::int64_t numel : buckets.numel) largest = std::max(largest, numel);
-  std::vector<std::vector<int>> order = arrivals_together(model);
+  const std::vector<std::vector<int>> order = arrivals_together(model);
   const std::int64_t limit = layout::bucket_pool_limit(largest, laid.overlap);
+  const auto first_numel = [&](int p) {
+    const auto& places = buckets.places[static_cast<std::size_t>(p)];
+    return places.empty() ? 0 : buckets.numel[static_cast<std::size_t>(places.front().bucket)];
+  };
+  // Which buffers fit is another question in another order: small buckets first take what large ones then lack.
   const auto grown = [&](bool in_flight) {
-    BucketPool pool(buckets, limit, in_flight);
-    for (int i = 0; i < kMicroBatches; ++i) {
-      pool.micro_batch(order);
-      // Which buffers fit is another question in another order.
-      for (auto& group : order) std::reverse(group.begin(), group.end());
+    std::int64_t most = 0;
+    for (const bool by_size : {false, true}) {
+      std::vector<std::vector<int>> tried = order;
+      if (by_size) {
+        for (auto& group : tried) std::ranges::stable_sort(group, {}, first_numel);
+      }
+      BucketPool pool(buckets, limit, in_flight);
+      for (int i = 0; i < kMicroBatches; ++i) {
+        pool.micro_batch(tried);
+        for (auto& group : tried) std::reverse(group.begin(), group.end());
+      }
+      most = std::max(most, pool.total_numel());
     }
-    return pool.total_numel();
+    return most;
   };
   // Gradients on their way from a device are in flight, too.
   if (!laid.units_on_device && (!laid.overlap || laid.world_size == 1)) return grown(false);

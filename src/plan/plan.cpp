@@ -170,7 +170,9 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   plan.heaviest_rank = heaviest(states);
   plan.shards_on_gpu = laid.on_device;
   plan.rank = ledger_of(laid, pools, plan.heaviest_rank);
-  plan.buckets_are_bound = buckets_are_bound(config, plan.ranks, cluster.gpus);
+  // A recomputed layer's gradients arrive together, in an order which is autograd's to choose.
+  const bool recomputes = model.transformer && model.transformer->checkpointing;
+  plan.buckets_are_bound = recomputes || buckets_are_bound(config, plan.ranks, cluster.gpus);
   plan.gather_is_bound = !laid.node_shared && gather_is_bound(config, plan.ranks, cluster.gpus, plan.nodes);
   plan.deferred_init = model.deferred_init;
   plan.module_nbytes = 4 * (plan.deferred_init ? laid.largest_unit() : plan.parameters_numel);

@@ -274,5 +274,29 @@ refused "--stages" --stages 4
 refused "-n: got '0'" -n 0
 refused "has no option '--no-such-option'" --no-such-option
 
+# ---- a run holds what is planned ----
+write_text
+echo '{"train_micro_batch_size_per_gpu": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "zero_optimization": {"stage": 2}}' > stage2.json
+# layers, width, heads
+for shape in "2 128 2" "5 96 3"; do
+  read -r layers dim heads <<< "$shape"
+  for recompute in 0 1; do
+    rm -rf run
+    OMP_NUM_THREADS=1 timeout 120 "$zero" train --preset gpt-11m --layers "$layers" --dim "$dim" --heads "$heads" --seq 32 --data text.py \
+      --config stage2.json --dtype fp32 --steps 3 --eval-every 0 --eval-batches 1 --sample-length 0 --run-dir run -n 2 \
+      --recompute "$recompute" > train.out 2>&1 || { fail "zero train:"; cat train.out; }
+    plan 0 --layers "$layers" --dim "$dim" --heads "$heads" --seq 32 --micro-batch 8 --config stage2.json --dtype fp32 --stages 2 -n 2 \
+      $([ "$recompute" = 0 ] || echo --checkpointing) --json
+    planned=$(value "j['stages'][0]['kinds']['buckets']['peak_nbytes']")
+    held=$(python3 -c "import json; print(max(r['buckets']['peak_nbytes'] for r in json.load(open('run/summary.json'))['memory']['by_rank']))")
+    if [ "$recompute" = 0 ]; then
+      expect "buckets of $shape" "$held" "$planned"
+    else
+      expect "buckets are a bound" "$(value "j['stages'][0]['buckets_are_bound']")" True
+      expect "buckets of $shape, recomputed, $held of $planned planned" "$((held <= planned && planned < held * 5 / 4))" 1
+    fi
+  done
+done
+
 [ "$failures" = 0 ] && echo "zero plan: all well"
 exit $((failures > 0))
