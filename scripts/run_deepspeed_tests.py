@@ -8,16 +8,21 @@ The Python (--python) has zerotorch, its zerotorch.pth and pytest before 8.4, wh
 zerotorch under the name `deepspeed`. With --real the tests run against the DeepSpeed of that Python instead, for
 comparison. All runs are on the CPU.
 
+--only REPORT runs the tests alone that failed, were refused or lost in a former report (--out), and --add keeps what the
+report of this run has of other files: a run that was ended goes on with the files that it has not reached.
+
 Columns: passed; failed; refused (NotBuiltError or ConfigError: not part of zerotorch by design); skipped by the test
-itself; errors at import; lost (not run within the limit of the file). The details are in the JSON file (--out), with the
+itself; errors at import (a name of DeepSpeed's that zerotorch lacks is refused where it is used, not at import); lost (not run within the limit of the file). The details are in the JSON file (--out), with the
 last line of each failure. Exit status: 0 when all files were run, 1 when one ran into its limit.
 """
 from __future__ import annotations
 
 import argparse
+import ast
 import collections
 import concurrent.futures
 import contextlib
+import importlib
 import json
 import os
 import pathlib
@@ -25,13 +30,20 @@ import signal
 import subprocess
 import sys
 import tempfile
+import types
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COLUMNS = ("passed", "failed", "refused", "skipped", "import", "lost")
 REFUSALS = ("NotBuiltError", "ConfigError")
 MAX_RANKS = 4  # the most that the tests ask for
 RESULTS = "ZEROTORCH_DEEPSPEED_TESTS"  # in the environment of pytest: the file that the plugin below writes
+ONLY = "ZEROTORCH_DEEPSPEED_ONLY"  # and one with the names of the tests that it runs; none: all
+FILE = "ZEROTORCH_DEEPSPEED_FILE"  # the file of tests
+CONSTANTS = {"MIN_SWAPPABLE_BYTES": 1 << 20}  # of DeepSpeed's files, by which a test chooses the size of its model
+AT_FAULT = ("failed", "refused", "import", "lost")
 MAX_TEXT = 6000
+INFERENCE = ("inference", "seq_inference", "inference_ops", "inference_v2", "inference_v2_ops")
+NO_INFERENCE = f"not ({' or '.join((*INFERENCE, 'stable_diffusion', 'evaluation'))})"  # needs a GPU and models
 
 
 # ---- the plugin: this file, loaded by pytest ----
@@ -46,6 +58,12 @@ def pytest_configure(config):
     multiprocessing.set_forkserver_preload(["torch", "deepspeed", "unit.simple_model", "run_deepspeed_tests"])
     # A test that hangs would end the whole file.
     pytest.exit = lambda *args, **kwargs: pytest.fail("the test hung", pytrace=False)
+
+
+def pytest_collection_modifyitems(items):
+    if ONLY in os.environ:
+        names = set(pathlib.Path(os.environ[ONLY]).read_text().splitlines())
+        items[:] = [item for item in items if item.nodeid in names]
 
 
 def pytest_collection_finish(session):
@@ -85,6 +103,44 @@ def _compare_on_the_cpu():
     sys.modules["unit.util"].bf16_required_version_check = lambda *args, **kwargs: True
 
 
+def _refuse_what_is_missing(file):
+    """One name that is not there must not hide all tests of a file: those that use it are refused."""
+    for node in ast.walk(ast.parse(pathlib.Path(file).read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").split(".")[0] == "deepspeed":
+            module = _module(node.module)
+            for name in (alias.name for alias in node.names):
+                if not _has(module, name):
+                    setattr(module, name, CONSTANTS.get(name) or _refused(f"{node.module}.{name}"))
+
+
+def _module(name):
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        outer, _, inner = name.rpartition(".")
+        module = sys.modules[name] = types.ModuleType(name)
+        setattr(_module(outer), inner, module)
+        return module
+
+
+def _has(module, name):
+    if hasattr(module, name):
+        return True
+    with contextlib.suppress(ImportError):
+        importlib.import_module(f"{module.__name__}.{name}")
+        return True
+    return False
+
+
+def _refused(name):
+    def refuse(*args, **kwargs):
+        raise importlib.import_module("zerotorch.errors").NotBuiltError(f"{name} is not in zerotorch")
+
+    return type(name.rpartition(".")[2], (), {"__new__": refuse})
+
+
+if FILE in os.environ:
+    _refuse_what_is_missing(os.environ[FILE])
 if "unit.common" in sys.modules and RESULTS in os.environ:  # in the process that ranks are forked from
     _raise_exceptions_only(sys.modules["unit.common"])
     _compare_on_the_cpu()
@@ -146,6 +202,9 @@ def parse_arguments():
     parser.add_argument("--limit", type=float, default=1200, help="seconds for a file")
     parser.add_argument("--test-limit", type=int, default=90, help="seconds for a test of several ranks")
     parser.add_argument("-k", default="", help="as pytest's")
+    parser.add_argument("--only", type=pathlib.Path, metavar="REPORT", help="tests that did not pass in this report")
+    parser.add_argument("--add", action="store_true", help="keep what --out has, and run the files that it lacks")
+    parser.add_argument("--background", action="store_true", help="at the lowest priority")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build/deepspeed_tests.json")
     return parser.parse_args()
 
@@ -163,10 +222,25 @@ def files_of(checkout, names):
     return list(found)
 
 
-def environment(options, job, results):
+def names_at_fault(report, file):
+    """Of the tests of a file in a report; None: all of them, as it could not be imported."""
+    tests = report.get(file, {"tests": {}})["tests"]
+    if any(one["kind"] == "import" for one in tests.values()):
+        return None
+    return [name for name, one in tests.items() if one["kind"] in AT_FAULT]
+
+
+def give_way(pid):
+    """A session of its own is scheduled as a group, whose weight nice() of a process in it does not change."""
+    with contextlib.suppress(OSError):
+        pathlib.Path(f"/proc/{pid}/autogroup").write_text("19")
+
+
+def environment(options, file, job, results):
     tests = str((options.checkout / "tests").resolve())
     paths = [tests, str(pathlib.Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")]
     ours = {
+        "PATH": os.pathsep.join((str(options.python.parent.absolute()), os.environ.get("PATH", ""))),  # has `deepspeed`
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "DS_ACCELERATOR": "cpu",
         "LOCAL_SIZE": str(MAX_RANKS),  # the number of devices; the harness skips tests that need more
@@ -180,25 +254,33 @@ def environment(options, job, results):
     }
     if not options.real:
         ours["ZEROTORCH_AS_DEEPSPEED"] = "1"
+        ours[FILE] = str((options.checkout / "tests/unit" / file).resolve())
     return {**os.environ, **ours}
 
 
-def run(options, file, job):
-    """One file in a pytest of its own; the tests' results and whether it ended in time."""
+def run(options, file, job, names=None):
+    """One file in a pytest of its own; the tests' results and whether it ended in time. `names`: these tests alone."""
     with tempfile.TemporaryDirectory(prefix="deepspeed_tests_") as folder:
         results = pathlib.Path(folder) / "results"
         results.touch()
         command = [str(options.python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "run_deepspeed_tests"]
-        command += ["--basetemp", f"{folder}/tmp", f"unit/{file}", *(["-k", options.k] if options.k else [])]
+        command += ["-m", NO_INFERENCE, *(["-k", options.k] if options.k else [])]
+        command += ["--basetemp", f"{folder}/tmp", f"unit/{file}"]
+        variables = {**environment(options, file, job, results), "TMPDIR": folder}
+        if names is not None:
+            variables[ONLY] = f"{folder}/names"
+            pathlib.Path(variables[ONLY]).write_text("\n".join(names))
         with open(f"{folder}/log", "w") as log:
             process = subprocess.Popen(
                 command,
                 cwd=options.checkout / "tests",
-                env={**environment(options, job, results), "TMPDIR": folder},
+                env=variables,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
+            if options.background:
+                give_way(process.pid)
             try:
                 process.wait(options.limit)
                 in_time = True
@@ -228,17 +310,22 @@ def by_test(text):
 def main():
     options = parse_arguments()
     files = files_of(options.checkout, options.files)
+    report = json.loads(options.out.read_text()) if options.add and options.out.exists() else {}
+    files = [file for file in files if file not in report]
+    only = json.loads(options.only.read_text()) if options.only else None
+    names = {file: None if only is None else names_at_fault(only, file) for file in files}
+    files = [file for file in files if names[file] != []]
     free = collections.deque(range(options.jobs))
 
     def task(file):
         job = free.popleft()
         try:
-            return run(options, file, job)
+            return run(options, file, job, names[file])
         finally:
             free.append(job)
 
     print(" ".join(f"{column:>8}" for column in COLUMNS), "  file", flush=True)
-    report, total, all_in_time = {}, collections.Counter(), True
+    total, all_in_time = collections.Counter(), True
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         tasks = {pool.submit(task, file): file for file in files}
         for done in concurrent.futures.as_completed(tasks):

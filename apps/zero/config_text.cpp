@@ -84,7 +84,8 @@ std::string states_text(const Config& config) {
     text +=
         fmt::format(" of a matrix, {:g} ({}) of others", states.nbytes_of_rest, fmt::join(states.names_of_rest, ", "));
   }
-  return config.has_16_bit_masters() ? text : text + ", besides its fp32 master weight";
+  const bool has_masters = config.param_dtype() != DType::kFloat32 && !config.has_16_bit_masters();
+  return has_masters ? text + ", besides its fp32 master weight" : text;
 }
 
 /// The steps after which the schedule stays as it is or is over; 0: it has no end of its own.

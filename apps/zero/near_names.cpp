@@ -63,8 +63,6 @@ constexpr std::pair<std::string_view, std::string_view> kNamesElsewhere[] = {
     {"--gradient-accumulation-steps", "--batch-size"},
     {"--nproc", "--ranks"},
     {"--tokens", "--seq"},
-    {"--recompute", "--checkpointing"},
-    {"--stage", "--stages"},
     {"--stage", "--modes"},
     {"--nnodes", "--hostfile"},
     {"-v", "--version"},

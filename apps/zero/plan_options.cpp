@@ -46,7 +46,14 @@ void add_model_options(CLI::App& command, PlanOptions& options) {
   size("--vocab", options.vocab, "vocabulary (default 256: bytes)");
   command.add_flag("--checkpointing", options.checkpointing, "the model keeps each layer's input and recomputes it")
       ->group(kModel);
-  add_recompute_keep(command, options.recompute_keep, kModel)->needs("--checkpointing");
+  command
+      .add_option("--recompute", options.recompute,
+                  "as of `zero train`: of every N blocks one is recomputed; 1: as --checkpointing")
+      ->transform(whole_number(0))
+      ->type_name("N")
+      ->excludes("--checkpointing")
+      ->group(kModel);
+  add_recompute_keep(command, options.recompute_keep, kModel);
   command
       .add_flag("--unfused-attention", options.unfused_attention,
                 "the model keeps the scores of every head for backward")
@@ -57,7 +64,7 @@ void add_training_options(CLI::App& command, PlanOptions& options) {
   command.add_option("--config", options.config, "DeepSpeed JSON; default: that of `zero train`, else bf16")
       ->type_name("FILE")
       ->group(kTraining);
-  command.add_option("--stages", options.stages, "ZeRO stages to plan (default 0,1,2,3)")
+  command.add_option("--stages,--stage", options.stages, "ZeRO stages to plan (default 0,1,2,3)")
       ->delimiter(',')
       ->transform(whole_number(0, 3))
       ->type_name("N,...")
@@ -74,6 +81,20 @@ void add_training_options(CLI::App& command, PlanOptions& options) {
       ->transform(whole_number(1, std::int64_t{1} << 32))
       ->type_name("N")
       ->group(kTraining);
+  command.add_option("--batch-size", options.batch_size, "samples of an optimizer step; overrides the configuration")
+      ->transform(whole_number(1, std::int64_t{1} << 32))
+      ->type_name("N")
+      ->group(kTraining);
+  command
+      .add_option("--nvme", options.nvme,
+                  "master weights and optimizer states in files in this folder; overrides the configuration")
+      ->type_name("DIR")
+      ->group(kTraining);
+}
+
+/// 0: no block is recomputed.
+std::int64_t recomputed_every(const PlanOptions& options) {
+  return options.checkpointing ? 1 : options.recompute.value_or(0);
 }
 
 void add_machine_options(CLI::App& command, PlanOptions& options) {
@@ -132,7 +153,7 @@ plan::ModelShape read_file(const PlanOptions& options) {
     throw ConfigError("--model: the file gives the sizes; of the other options only --seq goes with it");
   }
   models::CausalLMConfig config = read_config_of_file(options.model);
-  config.recompute_every = options.checkpointing ? 1 : 0;
+  config.recompute_every = recomputed_every(options);
   if (options.seq.value_or(0) > config.max_positions) {
     throw ConfigError(fmt::format("--seq {}: {} is made for at most the {} positions", *options.seq, options.model,
                                   config.max_positions));
@@ -180,9 +201,11 @@ plan::ModelShape read_model(const PlanOptions& options) {
     if (names_sizes(options) || options.seq) {
       throw ConfigError("--parameters: knows no sizes; leave --layers, --dim, --heads, --seq and --vocab away");
     }
-    if (options.unfused_attention || options.checkpointing) {
+    if (options.unfused_attention || recomputed_every(options) > 0) {
       throw ConfigError(fmt::format("{}: is of activations, which --parameters knows nothing of; leave it away",
-                                    options.checkpointing ? "--checkpointing" : "--unfused-attention"));
+                                    options.unfused_attention ? "--unfused-attention"
+                                    : options.checkpointing   ? "--checkpointing"
+                                                              : "--recompute"));
     }
     const std::int64_t numel = parse_count("--parameters", options.parameters);
     if (numel < 1) throw ConfigError("--parameters: got 0, want a model with some");
@@ -190,7 +213,12 @@ plan::ModelShape read_model(const PlanOptions& options) {
   }
   plan::ModelShape model = options.model.empty() ? read_gpt(options) : read_file(options);
   if (options.seq) model.transformer->seq = *options.seq;
-  model.transformer->checkpointing = options.checkpointing;
+  const std::int64_t every = recomputed_every(options);
+  if (options.recompute_keep && every == 0) {
+    throw ConfigError("--recompute-keep: no block is recomputed; give --recompute N (or --checkpointing), too");
+  }
+  model.transformer->checkpointing = every > 0;
+  model.transformer->checkpoint_every = std::max<std::int64_t>(1, every);
   model.transformer->kept = options.recompute_keep.value_or(KeptResults::kNone);
   if (options.unfused_attention) model.transformer->fused_attention = false;
   return model;
@@ -213,6 +241,15 @@ Config read_config(const PlanOptions& options, const plan::ModelShape& model, in
     config.zerotorch.store = options.store == "auto"      ? Store::kAuto
                              : options.store == "copying" ? Store::kCopying
                                                           : Store::kNodeShared;
+  }
+  if (options.batch_size) {
+    config.train_batch_size = *options.batch_size;
+    if (config.train_micro_batch_size_per_gpu > 0) config.gradient_accumulation_steps = 0;
+  }
+  if (!options.nvme.empty()) {
+    auto& states = config.zero_optimization.offload_optimizer;
+    states.device = Config::ZeroOptimization::OffloadOptimizer::Device::kNvme;
+    states.nvme_path = options.nvme;
   }
   if (options.micro_batch) {
     config.train_micro_batch_size_per_gpu = *options.micro_batch;

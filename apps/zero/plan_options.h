@@ -19,13 +19,15 @@ struct PlanOptions {
   std::string preset, model, parameters;
   std::optional<std::int64_t> layers, dim, heads, seq, vocab;
   bool checkpointing = false;
+  std::optional<std::int64_t> recompute;  ///< as of `zero train`: one of so many blocks
   std::optional<KeptResults> recompute_keep;
   bool unfused_attention = false;
   // How it is trained.
   std::string config;
   std::vector<int> stages;  ///< empty: all
   std::string dtype, store;
-  std::optional<std::int64_t> micro_batch;
+  std::optional<std::int64_t> micro_batch, batch_size;
+  std::string nvme;
   // Where.
   std::optional<int> ranks, ranks_per_node;
   std::string memory, gpu_memory, bandwidth, cluster;

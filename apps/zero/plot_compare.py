@@ -72,7 +72,10 @@ def draw_bars(axes, bars, text):
     axes.bar(places, [value for _, value, *_ in bars], color=[colour for _, _, colour, *_ in bars], width=0.7,
              yerr=spread if any(map(any, spread)) else None, ecolor="#333333", capsize=3)
     for place, (_, value, _, _, above) in zip(places, bars):
-        axes.annotate(f"{value:,.0f}", (place, value + above), xytext=(0, 3), textcoords="offset points", ha="center")
+        if above:  # the line of other rounds is above the bar, and the figure is of the bar
+            axes.annotate(f"{value:,.0f}", (place, value / 2), ha="center", va="center", color="white", fontweight="bold")
+        else:
+            axes.annotate(f"{value:,.0f}", (place, value), xytext=(0, 3), textcoords="offset points", ha="center")
     axes.set_xticks(places, [name for name, *_ in bars])
     axes.set_title(text)
 

@@ -70,6 +70,21 @@ std::string plain_line(const StepLine& line, std::int64_t steps) {
                      human_nbytes(line.resident_nbytes));
 }
 
+SlowNotice::SlowNotice(const Console& console, std::chrono::seconds patience, std::string text)
+    : thread_([this, console, patience, text = std::move(text)] {
+        std::unique_lock lock(mutex_);
+        if (!ended_.wait_for(lock, patience, [this] { return has_ended_; })) console.print(text + "\n");
+      }) {}
+
+SlowNotice::~SlowNotice() {
+  {
+    const std::lock_guard lock(mutex_);
+    has_ended_ = true;
+  }
+  ended_.notify_all();
+  thread_.join();
+}
+
 Progress::Progress(const Console& console, std::int64_t steps, std::int64_t steps_per_print)
     : console_(console), steps_(steps), steps_per_print_(steps_per_print), live_(is_live_terminal()) {}
 

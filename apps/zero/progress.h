@@ -1,8 +1,11 @@
 #pragma once
 // How training goes, while it goes: one line that is rewritten on a terminal, plain lines elsewhere.
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 
@@ -42,6 +45,21 @@ struct StepLine {
 std::string live_line(const StepLine& line, std::int64_t steps, int columns);
 /// The line of a log file.
 std::string plain_line(const StepLine& line, std::int64_t steps);
+
+/// Prints `text` once if it lives longer than `patience`, during which nobody else prints.
+class SlowNotice {
+ public:
+  SlowNotice(const Console& console, std::chrono::seconds patience, std::string text);
+  ~SlowNotice();
+  SlowNotice(const SlowNotice&) = delete;
+  SlowNotice& operator=(const SlowNotice&) = delete;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool has_ended_ = false;
+  std::thread thread_;
+};
 
 class Progress {
  public:

@@ -53,14 +53,14 @@ std::string describe_validation(const TrainPlan& plan, const RunResult& result) 
   std::string text;
   if (!result.last_validation || result.last_validation_step < result.steps_done) {
     text =
-        hanging("result", fmt::format("training loss (average) {} after {},\n{}", nats_text(plan, result.last_loss, 3),
+        hanging("result", fmt::format("training loss (average) {} after {}, {}", nats_text(plan, result.last_loss, 3),
                                       counted(result.steps_done, "step"), beside_baseline(plan, result.last_loss)));
   }
   if (!result.last_validation || (result.last_validation_step == 0 && result.steps_done > 0)) return text;
   const double nats = *result.last_validation;
   const std::string baseline = plan.token_nbytes > 1 ? "" : fmt::format(" of {:.3f} nats", plan.baseline_nats);
   return text + hanging(text.empty() ? "result" : "",
-                        fmt::format("validation loss {} after {},\n{}{}; it was {:.3f} before step 1",
+                        fmt::format("validation loss {} after {}, {}{}; it was {:.3f} before step 1",
                                     nats_text(plan, nats, 3), counted(result.last_validation_step, "step"),
                                     beside_baseline(plan, nats), baseline, *result.first_validation));
 }

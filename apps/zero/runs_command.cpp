@@ -1,11 +1,15 @@
 // The runs below a folder, and two of them side by side.
 #include "runs_command.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -72,6 +76,15 @@ std::optional<std::pair<double, std::int64_t>> last_validation(const fs::path& f
   return last;
 }
 
+/// A run that has not ended, by the lock that `zero train` holds on its metrics.
+const char* state_of_unfinished(const fs::path& folder) {
+  const int lock = ::open((folder / ".lock").c_str(), O_RDONLY | O_CLOEXEC);
+  if (lock < 0) return "running, or was killed";
+  const bool is_held = ::flock(lock, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  ::close(lock);
+  return is_held ? "running" : "was killed";
+}
+
 RunFacts facts_of(const fs::path& folder) {
   const ordered_json summary = read_run_json(folder, "summary.json"), plan = read_run_json(folder, "plan.json");
   const FoundRun found = find_run(folder.string());
@@ -94,7 +107,7 @@ RunFacts facts_of(const fs::path& folder) {
   const bool is_of_now = summary.value("steps", std::int64_t{-1}) == facts.steps;
   facts.state = plan.empty()                       ? "no plan.json"
                 : !found.problem.empty()           ? "checkpoints missing"
-                : !is_of_now                       ? "running, or ended at once"
+                : !is_of_now                       ? state_of_unfinished(folder)
                 : summary.value("diverged", false) ? "diverged"
                 : summary.contains("error")        ? "failed"
                 : summary.contains("stopped_by") && !summary["stopped_by"].is_null()

@@ -181,7 +181,8 @@ void TrainLoop::save_last() {
 bool TrainLoop::save_when_there_is_room(const std::string& problem) {
   constexpr double kPatienceS = 120, kBetweenS = 5;
   if (result_.stop_signal != 0) return false;
-  warn(fmt::format("{}. Trying again for {}; Ctrl-C gives up", problem, duration(kPatienceS)));
+  warn(fmt::format("{}. Trying again for {}; Ctrl-C gives up{}", problem, duration(kPatienceS),
+                   plan_.spare_folder.empty() ? ". --spare-dir DIR names a second place for the last checkpoint" : ""));
   // Tries are counted, not timed: all ranks must make the same.
   for (int tries = 0; tries < static_cast<int>(kPatienceS / kBetweenS); ++tries) {
     for (int i = 0; i < 5 && run_.stop_signal() == 0; ++i) {
@@ -272,7 +273,14 @@ void TrainLoop::restore(const nlohmann::json& state) {
 void TrainLoop::one_step() {
   const Clock clock;
   const double lr = engine_.learning_rate();
+  std::optional<SlowNotice> notice;
+  if (result_.steps_here == 0 && console_.enabled()) {
+    progress_.busy("computing the first step ...");
+    notice.emplace(console_, std::chrono::seconds(20),
+                   "the first step takes more than 20 s; a smaller --preset or --batch-size takes less");
+  }
   const StepOutcome outcome = train_step();
+  notice.reset();
   const double seconds = clock.seconds();
   ++result_.steps_done;
   ++result_.steps_here;

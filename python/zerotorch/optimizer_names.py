@@ -49,6 +49,7 @@ class OptimizerNames:
 
     param_groups: list[dict[str, Any]]
     _required: Callable[[], _C.Engine]
+    _names: dict[torch.nn.Parameter, str]
     _engine: weakref.ref[DeepSpeedEngine] | None = None
 
     def _its_engine(self) -> DeepSpeedEngine:
@@ -56,6 +57,27 @@ class OptimizerNames:
         if engine is None:
             raise UsageError("this optimizer belongs to no engine")
         return engine
+
+    @property
+    def zero_stage(self) -> int | None:
+        """None when the engine is gone."""
+        engine = None if self._engine is None else self._engine()
+        return None if engine is None else engine.zero_optimization_stage()
+
+    @property
+    def single_partition_of_fp32_groups(self) -> list[torch.Tensor]:
+        """This rank's fp32 weights by parameter group, flat. Copies, into which torch refuses to write: use
+        zerotorch.utils.safe_set_full_fp32_param(). As the engine's local_weight() of the C++ API: local, but for the
+        first call after the program has written into parameters."""
+        core = self._required()
+        found = []
+        for group in self.param_groups:
+            parts = [core.local_weight(self._names[one])[1] for one in group["params"] if one.requires_grad]
+            with torch.inference_mode():
+                found.append(torch.cat([*parts, torch.empty(0)]))
+        return found
+
+    fp32_partitioned_groups_flat = single_partition_of_fp32_groups
 
     @property
     def loss_scaler(self) -> LossScalerBase:

@@ -56,7 +56,9 @@ void set_log_level(LogLevel level) {
 
 void log_line(LogLevel level, std::string_view text) noexcept {
   try {
-    const int rank = g_rank;
+    // `zero launch` begins each line of a rank with its number.
+    static const bool is_prefixed = std::getenv("ZERO_LINES_ARE_PREFIXED") != nullptr;
+    const int rank = is_prefixed ? -1 : g_rank.load();
     if (rank < 0) {
       logger().log(to_spdlog(level), "{}", text);
     } else {

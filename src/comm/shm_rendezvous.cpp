@@ -298,7 +298,7 @@ bool ControlSegment::say_ended(const std::string& job_id, int rank, int ranks) n
     if (!segment && rank == 0) segment = create(name, ranks, base::monotonic_ns());
     if (!segment || rank >= segment->ranks()) return false;
     if (segment->block(rank).state.load(std::memory_order_acquire) != RankState::kAbsent) return false;
-    segment->fail(rank, fmt::format("rank {} has ended, with exit code 0, and never came to meet the others", rank));
+    segment->fail(rank, fmt::format("rank {} exited with code 0 before it joined the group", rank));
     return true;
   } catch (const std::exception&) {
     return false;

@@ -91,13 +91,19 @@ void check_gradients_on_nvme(Check& check) {
 }
 
 void check_offload(Check& check) {
-  constexpr std::string_view kThereAnyway = "of a module on the CPU parameters and states are in host memory anyway";
+  constexpr std::string_view kThereAnyway =
+      "no effect without a GPU: parameters and optimizer states are in host memory already";
   using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
   const auto& zero = check.config.zero_optimization;
   const auto check_device = [&](std::string_view path, Device device, const std::string& folder) {
     const Given* given = check.find(path);
     if (given == nullptr) return;
-    if (device == Device::kCpu) check.notice(fmt::format("{}: {}", given->path, kThereAnyway));
+    const bool needs_stage_3 = path.find("offload_param") != std::string_view::npos && zero.stage != 3;
+    if (device == Device::kCpu && needs_stage_3)
+      check.notice(
+          fmt::format("{}: no effect at stage {}: parameters are offloaded at stage 3", given->path, zero.stage));
+    else if (device == Device::kCpu)
+      check.notice(fmt::format("{}: {}", given->path, kThereAnyway));
     if (device == Device::kNvme && folder.empty())
       check.problem(*given, "'nvme' needs nvme_path beside it: a folder on a local disk");
   };
@@ -131,16 +137,13 @@ void check_offload(Check& check) {
         std::pair("zerotorch.offload_activations.device",
                   activations.device == Config::Zerotorch::OffloadActivations::Device::kCpu)}) {
     if (is_on && check.find(path) != nullptr)
-      check.notice(fmt::format("{}: of a module on the CPU activations are in host memory anyway", path));
+      check.notice(fmt::format("{}: no effect without a GPU: activations are in host memory already", path));
   }
   const Given* given_by_old_key = check.find("activation_checkpointing.cpu_checkpointing");
   if (given_by_old_key != nullptr && by_old_key &&
       activations.device == Config::Zerotorch::OffloadActivations::Device::kNvme)
     check.problem(*given_by_old_key, "and zerotorch.offload_activations.device 'nvme' are two places; remove one");
   const Given* parameters = check.find("zero_optimization.offload_param.device");
-  if (parameters != nullptr && zero.offload_param.device == Device::kCpu && zero.stage != 3)
-    check.notice(
-        "zero_optimization.offload_param.device: 'cpu' is for stage 3: at other stages a GPU has all parameters");
   if (parameters == nullptr || zero.offload_param.device != Device::kNvme) return;
   if (zero.stage != 3) check.problem(*parameters, "'nvme' needs stage 3: at other stages parameters are not sharded");
   if (check.config.zerotorch.store == Config::Zerotorch::Store::kNodeShared) {

@@ -82,7 +82,7 @@ constexpr Key kStep[] = {
               "data_types.grad_accum_dtype says what sums are in, fp32 if not given", "true"),
     no_effect("disable_allgather", Kind::kBool, "false", "updated parameters are published in one way only", "false"),
     no_effect("zero_allow_untested_optimizer", Kind::kBool, "false",
-              "only the optimizers named in docs/config.md exist, and they are tested", "false"),
+              "C++ programs have the optimizers named in docs/config.md, which are tested", "false"),
     no_effect("zero_force_ds_cpu_optimizer", Kind::kBool, "true", "the engine's own fused optimizer is always used",
               "true"),
     refused("graph_harvesting", Kind::kBool, "false", "CUDA graphs are not built; remove the key", "false"),

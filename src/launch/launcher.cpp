@@ -249,6 +249,8 @@ std::vector<std::string> Job::environment_of(int rank) const {
       !environment.contains("NO_COLOR") && term != environment.end() && term->second != "dumb") {
     for (const char* name : {"FORCE_COLOR", "CLICOLOR_FORCE"}) environment.emplace(name, "1");
   }
+  environment.erase("ZERO_LINES_ARE_PREFIXED");
+  if (options_.prefix_output) environment["ZERO_LINES_ARE_PREFIXED"] = "1";
   for (const auto& [name, value] : options_.environment) environment[name] = value;
   std::vector<std::string> lines;
   for (const auto& [name, value] : environment) lines.push_back(name + "=" + value);

@@ -223,3 +223,77 @@ def what_deepspeeds_tests_read(stage: int) -> tuple[list[int], list[float], list
 def test_what_deepspeeds_tests_read(stage: int, ranks: int) -> None:
     wanted = list(range(1, ranks + 1)), [16, 16, 32, 32], [8 // ranks] if stage == 3 else [], True
     assert run(ranks, what_deepspeeds_tests_read, stage) == [wanted] * ranks
+
+
+def classes_by_stage(stage: int) -> list[bool]:
+    from zerotorch.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+    from zerotorch.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
+    class Mine(DeepSpeedZeroOptimizer_Stage3):
+        pass
+
+    engine = make(stage)
+    optimizer = engine.optimizer
+    assert not isinstance(optimizer, Mine) and not isinstance(torch.nn.Linear(1, 1), DeepSpeedZeroOptimizer)
+    found = [isinstance(optimizer, kind) for kind in (DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3)]
+    engine.destroy()
+    return found
+
+
+@pytest.mark.parametrize(("stage", "wanted"), [(0, [False] * 2), (1, [True, False]), (3, [False, True])])
+def test_optimizers_are_instances_of_the_class_of_their_stage(stage: int, wanted: list[bool]) -> None:
+    assert run(1, classes_by_stage, stage) == [wanted]
+
+
+def weights_by_group(stage: int) -> tuple[int, float]:
+    import zerotorch
+
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    model[0].bias.requires_grad_(False)
+    groups = [{"params": list(layer.parameters()), "weight_decay": 0.1 * i} for i, layer in enumerate((model[0], model[2]))]
+    engine, optimizer, _, _ = zerotorch.initialize(model=model, model_parameters=groups, config=config(stage))
+    train(engine, 2)
+    flat = optimizer.single_partition_of_fp32_groups
+    assert len(flat) == 2 and all(one.dtype == torch.float32 and one.dim() == 1 for one in flat)
+    for one in optimizer.fp32_partitioned_groups_flat:
+        with pytest.raises(RuntimeError, match="inference tensor"):
+            one.zero_()  # a copy: it would be lost
+    again = optimizer.fp32_partitioned_groups_flat
+    assert all(torch.equal(one, other) for one, other in zip(flat, again, strict=True))
+    own = [engine._local_fp32(one) for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+    assert torch.equal(torch.cat(flat), torch.cat(own))
+    engine.destroy()
+    return sum(one.numel() for one in flat), sum(float(one.square().sum()) for one in flat)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_fp32_weights_by_group(stage: int) -> None:
+    ((numel, squares),) = run(1, weights_by_group, stage)
+    assert numel == 4 * 8 + 8 + 1
+    parts = run(2, weights_by_group, stage)
+    assert sum(part[0] for part in parts) == numel
+    assert sum(part[1] for part in parts) == pytest.approx(squares, rel=1e-6)
+
+
+def a_backward_of_its_own(stage: int) -> list[float]:
+    norms = []
+    for own in (False, True):
+        engine = make(stage)
+        loss = engine(torch.full((2, 4), 0.5)).mean()
+        if own:
+            loss.backward()
+            engine._backward_epilogue()
+        else:
+            engine.backward(loss)
+        engine.step()
+        norms.append(engine.get_global_grad_norm())
+        assert engine._get_optimizer_ckpt_name("folder", "tag", 1) == "folder/tag/expp_rank_1_mp_rank_00_optim_states.pt"
+        engine.destroy()
+    return norms
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_nothing_is_left_to_do_after_a_backward(stage: int) -> None:
+    for with_engine, own in run(2, a_backward_of_its_own, stage):
+        assert own == with_engine > 0

@@ -171,3 +171,61 @@ def test_members_of_a_configuration() -> None:
     assert zerotorch.DeepSpeedConfig({"train_micro_batch_size_per_gpu": 3}).train_batch_size == 3
     older = {"train_batch_size": 1, "zero_optimization": {"stage": 2, "mics_shard_size": -1}}
     assert zerotorch.DeepSpeedConfig(older).zero_config.stage == 2
+
+
+@pytest.mark.parametrize("value", [-1, float("inf"), float("nan"), True, [], {}, "x"])
+def test_loss_scales_that_are_none(value: Any) -> None:
+    from zerotorch.runtime.precision_config import DeepSpeedFP16Config
+
+    with pytest.raises(ConfigError, match="fp16.loss_scale must be a number, finite and at least 0"):
+        DeepSpeedFP16Config(loss_scale=value)
+    assert DeepSpeedFP16Config(loss_scale="3").loss_scale == 3 and DeepSpeedFP16Config(loss_scale="auto").loss_scale == 0
+
+
+@pytest.mark.parametrize("name", ["loss_scale_window", "min_loss_scale"])
+def test_dynamic_loss_scales_need_their_numbers(name: str) -> None:
+    from zerotorch.runtime.precision_config import DeepSpeedFP16Config
+
+    for value in (0, -1):
+        with pytest.raises(ConfigError, match=f"fp16.{name} must be at least 1, got {value}"):
+            DeepSpeedFP16Config(enabled=True, **{name: value})
+        assert getattr(DeepSpeedFP16Config(enabled=True, loss_scale=128, **{name: value}), name) == value
+        assert getattr(DeepSpeedFP16Config(**{name: value}), name) == value
+
+
+class FieldInfo:
+    """As pydantic's, which this environment may lack."""
+
+    def __init__(self, default: Any, alias: str | None = None, **extra: Any) -> None:
+        self.alias, self.json_schema_extra, self._default = alias, extra, default
+
+    def is_required(self) -> bool:
+        return self._default is ...
+
+    def get_default(self, *, call_default_factory: bool) -> Any:
+        assert call_default_factory
+        return self._default
+
+
+FieldInfo.__module__ = "pydantic.fields"
+
+
+def test_a_section_with_fields_of_pydantic() -> None:
+    from zerotorch.runtime.config_utils import DeepSpeedConfigModel
+
+    class Mine(DeepSpeedConfigModel):
+        size: int = FieldInfo(3, alias="width")  # type: ignore[assignment]
+        name: str = FieldInfo(...)  # type: ignore[assignment]
+        parts: list[str] | None = None
+        part: str | None = FieldInfo(  # type: ignore[assignment]
+            None, deprecated=True, new_param="parts", new_param_fn=lambda one: [one]
+        )
+
+    mine = Mine(name="a")
+    assert (mine.size, mine.part, mine.parts) == (3, None, None) and "width" in Mine.known_keys()
+    assert Mine(name="a", width=5).size == Mine(name="a", size=5).size == 5
+    assert Mine(name="a", part="b").parts == ["b"]
+    with pytest.raises(ConfigError, match="'part' is an older name of 'parts': give one of them"):
+        Mine(name="a", part="b", parts=["c"])
+    with pytest.raises(ConfigError, match="Mine needs a value of 'name'"):
+        Mine(size=1)

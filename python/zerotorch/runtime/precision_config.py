@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..errors import ConfigError
@@ -36,9 +37,14 @@ class DeepSpeedFP16Config(DeepSpeedConfigModel):
     fp16_master_weights_and_grads: bool = False
 
     def __init__(self, strict: bool = False, **data: Any) -> None:
+        if "loss_scale" in data and (strict or data["loss_scale"] != "auto"):
+            data["loss_scale"] = _loss_scale(data["loss_scale"])
         super().__init__(strict, **data)
-        if not 0 <= self.loss_scale < float("inf"):
-            raise ConfigError(f"fp16.loss_scale must be a finite number of at least 0, got {self.loss_scale}")
+        if not self.enabled or self.loss_scale != 0:  # of a dynamic scale
+            return
+        for name in ("loss_scale_window", "min_loss_scale"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"fp16.{name} must be at least 1, got {getattr(self, name)}")
 
     def initial_dynamic_scale(self) -> int:
         return int(2**self.initial_scale_power)
@@ -52,6 +58,16 @@ class DeepSpeedFP16Config(DeepSpeedConfigModel):
             "consecutive_hysteresis": self.consecutive_hysteresis,
             "min_scale": self.min_loss_scale,
         }
+
+
+def _loss_scale(value: Any) -> float:
+    try:
+        scale = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        scale = math.nan
+    if not 0 <= scale < math.inf:
+        raise ConfigError(f"fp16.loss_scale must be a number, finite and at least 0, got {value!r}")
+    return scale
 
 
 def get_bfloat16_config(param_dict: dict[str, Any]) -> DeepSpeedBF16Config:

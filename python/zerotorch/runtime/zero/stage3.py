@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 
-from ..base_optimizer import ZeROOptimizer
+from ..base_optimizer import OfStages, ZeROOptimizer
 from .memory_estimates import Estimate, largest_layer, print_estimates
 
 
-class DeepSpeedZeroOptimizer_Stage3(ZeROOptimizer):
+class DeepSpeedZeroOptimizer_Stage3(ZeROOptimizer, metaclass=OfStages):
     """For isinstance: `engine.optimizer` at stage 3."""
+
+    stages = (3,)
 
 
 @contextlib.contextmanager

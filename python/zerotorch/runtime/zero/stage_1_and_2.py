@@ -3,12 +3,14 @@
 import torch
 
 from ..._lazy import attach
-from ..base_optimizer import ZeROOptimizer
+from ..base_optimizer import OfStages, ZeROOptimizer
 from .memory_estimates import Estimate, largest_layer, print_estimates
 
 
-class DeepSpeedZeroOptimizer(ZeROOptimizer):
+class DeepSpeedZeroOptimizer(ZeROOptimizer, metaclass=OfStages):
     """For isinstance: `engine.optimizer` at stages 1 and 2."""
+
+    stages = (1, 2)
 
 
 def estimate_zero2_model_states_mem_needs(
