@@ -55,12 +55,12 @@ class DeepSpeedConfigModel:
     @classmethod
     def _default(cls, name: str) -> Any:
         """What a member is where it is not given; one of pydantic's Field() itself where it must be."""
-        value = getattr(cls, name, None)
+        value: Any = getattr(cls, name, None)
         return value if not _is_field(value) or value.is_required() else value.get_default(call_default_factory=True)
 
     @classmethod
     def _all_aliases(cls) -> dict[str, str]:
-        fields = {name: getattr(cls, name, None) for name in cls._kinds()}
+        fields: dict[str, Any] = {name: getattr(cls, name, None) for name in cls._kinds()}
         return {**cls._aliases, **{one.alias: name for name, one in fields.items() if _is_field(one) and one.alias}}
 
     @classmethod
