@@ -38,7 +38,9 @@ def train(engine: Any, steps: int) -> None:
 
 def throughput(stage: int) -> tuple[int, int, int, float]:
     engine = make(stage, gradient_accumulation_steps=2)
+    assert not engine.tput_timer.initialized
     train(engine, 8)
+    assert engine.tput_timer.initialized and not engine.tput_timer.started
     engine.eval()
     engine(torch.ones(2, 4))  # an evaluation is no step
     engine.tput_timer.update_epoch_count()

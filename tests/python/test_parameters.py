@@ -470,3 +470,38 @@ def written_in_a_scope(stage: int, key: str) -> None:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_scope_takes_writes_that_are_refused_outside(ranks: int, stage: int, key: str) -> None:
     run(ranks, written_in_a_scope, stage, key)
+
+
+def writes_that_nobody_spreads(checks: bool) -> list[str]:
+    import zerotorch
+    from zerotorch.zero import GatheredParameters, Init
+
+    section = {**_STRICT, "enable_sanity_checks": checks}
+    with Init(config_dict_or_path={"zero_optimization": section}):
+        model = nn.Linear(4, 4)
+    before = model.weight.detach().clone()
+    found = []
+    for engine in (None, engine_of(model, zero_optimization=section)):
+        rank = zerotorch.comm.get_rank()
+        try:
+            with GatheredParameters(model.parameters()), torch.no_grad():
+                if rank == 1:
+                    model.weight.add_(1.0)
+            found.append("no error")
+        except RuntimeError as error:
+            found.append(str(error))
+        assert torch.equal(model.weight.detach(), before)
+        with GatheredParameters(model.parameters(), modifier_rank=1), torch.no_grad():
+            model.weight.add_(0.5)
+        assert torch.equal(model.weight.detach(), before + 0.5)
+        before += 0.5
+        if engine is not None:
+            engine.destroy()
+    return found
+
+
+def test_writes_that_nobody_spreads_are_errors_with_sanity_checks() -> None:
+    for found in run(2, writes_that_nobody_spreads, True):
+        for message in found:
+            assert message.startswith("rank 1: Detected in-place modification of a parameter of shape (4, 4)"), message
+    assert run(2, writes_that_nobody_spreads, False) == [["no error"] * 2] * 2

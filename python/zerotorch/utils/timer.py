@@ -148,6 +148,7 @@ class ThroughputTimer:
     Attributes:
         epoch_count, micro_step_count, global_step_count: what was counted; micro-steps since the epoch began.
         total_elapsed_time: seconds of the micro-steps that were measured.
+        initialized, started: whether a micro-step has begun since the timer was made, and whether one runs.
     """
 
     def __init__(
@@ -171,7 +172,7 @@ class ThroughputTimer:
         self.steps_per_output = steps_per_output
         self.monitor_memory = monitor_memory
         self.logging = logging_fn or logger.info
-        self.started = False
+        self.initialized = self.started = False
         self.start_time = 0.0
         self.end_time = 0.0
         self.epoch_count = self.micro_step_count = self.global_step_count = 0
@@ -186,7 +187,7 @@ class ThroughputTimer:
         """A micro-step begins."""
         if not self.enabled:
             return
-        self.started = True
+        self.initialized = self.started = True
         if self.global_step_count >= self.start_step:
             self.start_time = self._now()
 

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 
 from zerotorch import _C
-from zerotorch.distributed import world_group
+from zerotorch.distributed import first_problem, world_group
 from zerotorch.errors import UsageError
+from zerotorch.utils.logging import logger
 from zerotorch.zero import init, partition
 
 #: The rank that modifies a parameter in the scope that has it now; None: nobody.
 _open: dict[int, int | None] = {}
+_said_forgotten = False
 #: Where memory begins that has parameters which this rank may write now.
 _modifiable: set[int] = set()
 
@@ -38,7 +40,8 @@ class GatheredParameters:
         params: a parameter, or any iterable of them; None, tensors and parameters that no engine and no zero.Init has
             are left alone. The order does not matter.
         modifier_rank: what this rank writes in place becomes the parameters' value on all ranks. What others write, and
-            what anybody writes without it, is theirs until the end and is forgotten then.
+            what anybody writes without it, is theirs until the end and is forgotten then, with a warning, or with an error
+            on all ranks where the configuration says zero_optimization.enable_sanity_checks.
         fwd_module: not used: uses of parameters are seen wherever they are.
         enabled: False: does nothing.
 
@@ -59,6 +62,7 @@ class GatheredParameters:
         self._placed: list[torch.nn.Parameter] = []
         self._before: list[torch.Tensor] = []
         self._storages: set[int] = set()
+        self._versions: list[int] = []
         if not enabled:
             return
         given = [params] if isinstance(params, torch.Tensor) else list(params or ())
@@ -92,6 +96,8 @@ class GatheredParameters:
         self.params = mine
         for p in mine:
             _open[id(p)] = self.src_rank
+        if self.src_rank is None:
+            self._versions = [_version(p) for p in mine]
         if self.src_rank is not None and self.src_rank == world_group().rank:
             self._storages = {_memory_of(p) for p in mine}
             _modifiable.update(self._storages)
@@ -103,6 +109,7 @@ class GatheredParameters:
             del _open[id(p)]
         _modifiable.difference_update(self._storages)
         failed = kind is not None
+        written = [p for p, before in zip(self.params, self._versions, strict=False) if _version(p) != before]
         for scope in self._scopes:
             scope.close(failed)
         self._scopes = []
@@ -113,6 +120,38 @@ class GatheredParameters:
             if not failed:
                 partition.spread(self._placed, self.src_rank)
         self._placed = []
+        if not failed:
+            self._check_written(written)
+
+    def _check_written(self, written: list[torch.nn.Parameter]) -> None:
+        """Of a scope that nobody modifies. *Collective* where it is an error."""
+        global _said_forgotten
+        problem = None
+        if written:
+            problem = (
+                f"Detected in-place modification of a parameter of shape {tuple(written[0].shape)} inside "
+                "GatheredParameters without modifier_rank: what was written is forgotten; give modifier_rank, the rank "
+                "whose values count"
+            )
+        if self.src_rank is None and any(_is_checked(p) for p in self.params):
+            problem = first_problem(problem)
+            if problem is not None:
+                raise UsageError(problem)
+        if problem is not None and not _said_forgotten:
+            _said_forgotten = True
+            logger.warning(problem)
+
+
+def _version(parameter: torch.nn.Parameter) -> int:
+    """Counts writes, but for tensors of inference mode."""
+    return 0 if parameter.is_inference() else parameter._version
+
+
+def _is_checked(parameter: torch.nn.Parameter) -> bool:
+    engine = engine_of(parameter)
+    if engine is None:
+        return bool(getattr(parameter, "ds_enable_sanity_checks", False))
+    return bool(engine.is_sanity_checks_enabled())
 
 
 def _is_managed(parameter: torch.Tensor) -> bool:

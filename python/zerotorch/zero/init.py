@@ -24,7 +24,8 @@ class Init:
 
     Args:
         module: converts this one instead, at once.
-        config_dict_or_path: only its precision is looked at; "auto" and missing keys are as good as nothing.
+        config_dict_or_path: only its precision and zero_optimization.enable_sanity_checks are looked at; "auto" and
+            missing keys are as good as nothing.
         dtype: of floating-point parameters, in place of the configuration's. Buffers keep theirs, as initialize() has
             it: rotary embeddings computed from 16-bit frequencies would be wrong.
         enabled: False: does nothing.
@@ -50,13 +51,15 @@ class Init:
         self.enabled = enabled
         if enabled:
             init_distributed()  # programs broadcast by torch.distributed what is not partitioned
-        self.dtype = dtype if dtype is not None else _dtype_of(config_dict_or_path if config is None else config)
+        given = _read(config_dict_or_path if config is None else config)
+        self.dtype = dtype if dtype is not None else _dtype_of(given)
+        self._checks = bool((given.get("zero_optimization") or {}).get("enable_sanity_checks") is True)
         self._handles: list[Any] = []
         self._pending: dict[torch.nn.Parameter, None] = {}
         self._pending_nbytes = 0
         self._touched: list[weakref.ref[torch.nn.Module]] = []
         if module is not None and enabled:
-            partition.place(list(module.parameters()), self.dtype)
+            self._place(list(module.parameters()))
 
     def __enter__(self) -> Init:
         if self.enabled:
@@ -87,7 +90,12 @@ class Init:
     def flush(self) -> None:
         """What was built so far moves. *Collective.*"""
         pending, self._pending, self._pending_nbytes = list(self._pending), {}, 0
-        partition.place(pending, self.dtype)
+        self._place(pending)
+
+    def _place(self, parameters: list[torch.nn.Parameter]) -> None:
+        partition.place(parameters, self.dtype)
+        for parameter in parameters if self._checks else ():
+            parameter.ds_enable_sanity_checks = True  # type: ignore[attr-defined]
 
     def _on_parameter(self, module: torch.nn.Module, name: str, parameter: Any) -> None:
         if not self._touched or self._touched[-1]() is not module:
@@ -124,13 +132,15 @@ def flush() -> None:
         context.flush()
 
 
-def _dtype_of(config: Any) -> torch.dtype | None:
-    if config is None:
-        return None
-    if not isinstance(config, dict):
-        from zerotorch.config import read
+def _read(config: Any) -> dict[str, Any]:
+    if config is None or isinstance(config, dict):
+        return config or {}
+    from zerotorch.config import read
 
-        config, _ = read(config)
+    return read(config)[0]
+
+
+def _dtype_of(config: dict[str, Any]) -> torch.dtype | None:
     for key, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16), ("bfloat16", torch.bfloat16)):
         section = config.get(key)
         if isinstance(section, dict) and section.get("enabled") is True:
