@@ -21,6 +21,8 @@ from zerotorch.precision import autocast_dtype
 #: Sections in which "auto" is a value.
 _WITH_OWN_AUTO = ("zerotorch", "pipeline")
 
+_STAGE_OF_SHARDED_PARAMETERS = 3
+
 #: Keys that Python reads itself.
 _OF_PYTHON = (
     *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "managed_gradient_accumulation"),
@@ -110,16 +112,21 @@ class DeepSpeedConfig(ConfigNames):
         return DeepSpeedConfig({**self.raw, name: section})
 
     def with_leaf_modules(self, model: torch.nn.Module) -> DeepSpeedConfig:
-        """Another configuration, with zero_optimization.leaf_module.classes as names of modules, which are marked. Raises
-        ConfigError for classes that the model has none of."""
-        from zerotorch.utils.leaf_modules import set_z3_leaf_modules
+        """Another configuration, with zero_optimization.leaf_module.classes as names of modules. All modules that the
+        section means are marked. Raises ConfigError for classes that the model has none of."""
+        from zerotorch.utils import leaf_modules
 
         zero = self.raw.get("zero_optimization") or {}
         section = zero.get("leaf_module") or {}
-        if not section.get("classes") or self.stage < 3:
+        if self.stage < _STAGE_OF_SHARDED_PARAMETERS:
+            return self
+        # The engine knows these itself, and refuses what it does not find.
+        leaf_modules.set_z3_leaf_modules_by_name(model, section.get("names") or (), raise_if_not_found=False)
+        leaf_modules.set_z3_leaf_modules_by_suffix(model, section.get("name_suffixes") or (), raise_if_not_found=False)
+        if not section.get("classes"):
             return self
         try:
-            marked = {id(module) for module in set_z3_leaf_modules(model, section["classes"])}
+            marked = {id(module) for module in leaf_modules.set_z3_leaf_modules(model, section["classes"])}
         except ValueError as error:
             raise ConfigError(f"zero_optimization.leaf_module.classes: {error}") from None
         names = [name for name, module in model.named_modules() if name and id(module) in marked]

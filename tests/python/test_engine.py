@@ -306,6 +306,23 @@ def test_leaf_modules_by_their_class() -> None:
     assert run(2, with_leaf_modules, ["torch.nn.modules.rnn.GRU"]) == [["gru"]] * 2
 
 
+def with_named_leaf_modules(stage: int) -> list[str]:
+    from zerotorch.utils import get_z3_leaf_modules
+
+    zero = {"stage": stage, "leaf_module": {"classes": ["GRU"], "names": ["layers.0"], "name_suffixes": ["1"]}}
+    engine = zerotorch.initialize(model=models.make(), config=config(zero_optimization=zero, **adamw()))[0]
+    train(engine)
+    marked = get_z3_leaf_modules(engine.module)
+    found = [name for name, module in engine.module.named_modules() if any(module is one for one in marked)]
+    engine.destroy()
+    return found
+
+
+def test_leaf_modules_by_their_name() -> None:
+    assert run(1, with_named_leaf_modules, 3) == [["layers.0", "layers.1", "gru"]]
+    assert run(1, with_named_leaf_modules, 2) == [[]]
+
+
 def sanity_checked() -> None:
     engine = zerotorch.initialize(
         model=models.make(),
