@@ -15,7 +15,8 @@ struct LoraOptions {
   double dropout = 0;   ///< of its input, in training mode
   bool rslora = false;  ///< alpha / sqrt(rank) in place of alpha / rank (arXiv 2312.03732)
   /// Linear maps that get an adapter, by the end of their names ("q_proj", "self_attn.q_proj"). Empty: PEFT's choice, q
-  /// and v of attention. "all-linear": those of attention and dense MLPs.
+  /// and v of attention. "all-linear": those of attention and MLPs; of a model with routed experts, whose
+  /// MLPs have maps of the experts' names, those of attention.
   std::vector<std::string> targets;
   /// The folder of the model that is adapted, for adapter_config.json.
   std::string base;

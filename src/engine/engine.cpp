@@ -469,7 +469,8 @@ Engine::Impl::MicroBatch Engine::Impl::finish_micro_batch(bool may_be_none) {
 }
 
 std::optional<std::string> Engine::Impl::finish_window(std::int64_t window_end) {
-  check_window_length(window_end - training.window_begin);
+  const bool dropped = std::exchange(accumulation.dropped, false);
+  if (!dropped) check_window_length(window_end - training.window_begin);
   const double lr = rates.front();
   store->quiesce();
   agree_on_use();
@@ -483,7 +484,7 @@ std::optional<std::string> Engine::Impl::finish_window(std::int64_t window_end) 
     const auto measured = noise_meter->end_window(group, grad_norm * to_mean, averaging() * to_mean);
     // Not where a part of the window came before a checkpoint was loaded.
     const bool whole = measured && measured->micro_batches == window_end - training.window_begin;
-    if (!changed && whole) gradient_noise = measured;
+    if (!changed && !dropped && whole) gradient_noise = measured;
   }
   std::optional<std::string> problem;
   const double scale = training.scaler.scale(), average = averaging();  // of this window

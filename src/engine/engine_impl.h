@@ -58,6 +58,7 @@ struct Accumulation {
   std::optional<bool> boundary;    ///< of the micro-batches from here on; nothing: they are counted
   bool ended_in_backward = false;  ///< the last micro-batch: a step() has nothing to end
   bool warned_of_length = false;
+  bool dropped = false;  ///< micro-batches of this window, by zero_grad(), which has said so
 };
 
 /// When an engine was made and when it stepped last, on a clock of this process that counts these events.

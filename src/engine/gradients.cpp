@@ -346,7 +346,9 @@ void Gradients::drop_window() {
   impl_.reducer->drop_window();
   if (impl_.noise_meter) impl_.noise_meter->forget();
   const bool drops = impl_.reducer->agreement().facts().flags & sharding::MicroBatchAgreement::kWindowStarted;
-  if (!drops || impl_.window_micro_batches() == 0 || !impl_.groups.is_first()) return;
+  if (!drops || impl_.window_micro_batches() == 0) return;
+  impl_.accumulation.dropped = true;
+  if (!impl_.groups.is_first()) return;
   if (failed) {
     base::log_warning(
         "zero_grad() after a backward that failed when some of its gradients had been added: it has dropped the {} "

@@ -23,7 +23,10 @@ std::optional<LaunchedRank> launched_rank() {
 std::vector<std::string> own_command() {
   std::error_code error;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
-  if (error) throw IoError(fmt::format("cannot find this program in /proc/self/exe: {}", error.message()));
+  if (error)
+    throw IoError(fmt::format(
+        "cannot find this program in /proc/self/exe: {}; /proc has to be mounted (mount -t proc proc /proc)",
+        error.message()));
   std::vector<std::string> command = {program.string()};
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   std::string argument;

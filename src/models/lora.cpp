@@ -40,6 +40,9 @@ std::vector<std::string> default_targets(Family family) {
   return {"q_proj", "v_proj"};
 }
 
+/// "q_proj" of "model.layers.0.self_attn.q_proj".
+std::string kind_of(const std::string& name) { return name.substr(name.rfind('.') + 1); }
+
 struct LinearMap {
   std::string name;
   std::shared_ptr<AdaptableImpl> module;
@@ -60,6 +63,14 @@ std::pair<std::vector<LinearMap>, std::vector<std::string>> linear_maps(const Ca
       maps.push_back({name, std::move(module)});
     }
   }
+  // Of routed experts PEFT takes such names for the experts', in whatever layer they are.
+  std::set<std::string> of_experts;
+  for (const std::string& name : others)
+    if (name.find(".experts.") != std::string::npos) of_experts.insert(kind_of(name));
+  const auto [first, last] = std::ranges::stable_partition(
+      maps, [&](const LinearMap& map) { return !of_experts.contains(kind_of(map.name)); });
+  for (auto map = first; map != last; ++map) others.push_back(map->name);
+  maps.erase(first, last);
   return {std::move(maps), std::move(others)};
 }
 
@@ -87,14 +98,14 @@ bool is_wanted(const std::string& name, const std::vector<std::string>& targets,
 [[noreturn]] void refuse_targets(const std::set<std::string>& unused, const std::vector<LinearMap>& maps,
                                  const std::vector<std::string>& others) {
   std::set<std::string> known;
-  for (const LinearMap& map : maps) known.insert(map.name.substr(map.name.rfind('.') + 1));
+  for (const LinearMap& map : maps) known.insert(kind_of(map.name));
   for (const std::string& target : unused) {
     const auto found = std::ranges::find_if(others, [&](const auto& name) { return ends_with_part(name, target); });
     if (found != others.end()) {
-      throw ConfigError(
-          fmt::format("LoRA: '{}' is '{}', and the head, routers and routed experts have no adapters here; "
-                      "there are {}",
-                      target, *found, fmt::join(known, ", ")));
+      throw ConfigError(fmt::format(
+          "LoRA: '{}' is '{}', and the head, routers and routed experts have no adapters here, nor have "
+          "maps of other layers with the names of the experts', for which PEFT would take them; there are {}",
+          target, *found, fmt::join(known, ", ")));
     }
   }
   throw ConfigError(
@@ -239,7 +250,7 @@ checkpoint::ExportReport save_adapters(Engine& engine, const CausalLM& model, co
   LoraOptions resolved = options;
   if (std::ranges::find(options.targets, kAllLinear) != options.targets.end()) {
     std::set<std::string> kinds;
-    for (const LinearMap& map : linear_maps(model).first) kinds.insert(map.name.substr(map.name.rfind('.') + 1));
+    for (const LinearMap& map : linear_maps(model).first) kinds.insert(kind_of(map.name));
     resolved.targets.assign(kinds.begin(), kinds.end());
   }
   Group group = engine.all_ranks();

@@ -10,6 +10,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 
 #include "support/bits.h"
@@ -237,12 +238,25 @@ TEST(LoraOptions, WhatIsNotBuiltIsRefusedByName) {
   cannot("llama", {.targets = {"q_proj", "c_attn"}},
          "no linear map 'c_attn'; there are down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj");
   cannot("llama", {.targets = {"lm_head"}}, "'lm_head' is 'lm_head', and the head");
-  cannot("mixtral", {.targets = {"w1"}}, "routed experts have no adapters here; there are k_proj");
+  cannot("mixtral", {.targets = {"w1"}}, "routed experts have no adapters here");
   cannot("qwen3_moe", {.targets = {"gate"}}, "routers");
+  cannot("qwen3_moe_mixed", {.targets = {"q_proj", "down_proj"}}, "for which PEFT would take them; there are k_proj");
   cannot("llama", {.rank = 4, .alpha = 0}, "alpha 0");
   CausalLM twice(models::read_config(kGoldens + "llama.json"));
   models::add_lora(twice, {});
   expect_said([&] { models::add_lora(twice, {}); }, "has an adapter already");
+}
+
+/// PEFT takes "gate_proj" and its like for the experts', also those of a dense layer.
+TEST(LoraOptions, AllLinearIsWhatPeftCanLoad) {
+  CausalLM model(models::read_config(kGoldens + "qwen3_moe_mixed.json"));
+  models::add_lora(model, {.targets = {"all-linear"}});
+  std::set<std::string> kinds;
+  for (const auto& item : model->named_parameters()) {
+    if (const auto end = item.key().rfind(".lora_A.weight"); end != std::string::npos)
+      kinds.insert(item.key().substr(item.key().rfind('.', end - 1) + 1, end - item.key().rfind('.', end - 1) - 1));
+  }
+  EXPECT_EQ(kinds, (std::set<std::string>{"k_proj", "o_proj", "q_proj", "v_proj"}));
 }
 
 TEST(LoraOptions, DefaultsAreReadBack) {

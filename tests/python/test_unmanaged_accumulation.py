@@ -146,3 +146,29 @@ def samples_after_a_load(folder: str) -> tuple[int, int, int]:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_checkpoint_keeps_the_samples(tmp_path: Path, ranks: int) -> None:
     assert run(ranks, samples_after_a_load, str(tmp_path)) == [(3 * MICRO_BATCH * ranks, 4, 4)] * ranks
+
+
+_DROPS = """
+import torch, zerotorch
+module = torch.nn.Linear(4, 4)
+config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 1}}
+engine = zerotorch.initialize(model=module, config=config)[0]
+for _ in range(2):
+    engine.set_gradient_accumulation_boundary(False)
+    engine.backward(engine(torch.ones(1, 4)).sum())
+    engine.step()
+    engine.zero_grad()
+    engine.set_gradient_accumulation_boundary(True)
+    engine.backward(engine(torch.ones(1, 4)).sum())
+    engine.step()
+assert engine.global_steps == 2
+"""
+
+
+def test_dropped_micro_batches_are_told_of_once() -> None:
+    from support import python
+
+    said = python("-c", _DROPS, ZERO_LOG_LEVEL="warning")
+    assert said.returncode == 0, said.stderr
+    assert said.stderr.count("has dropped the 1 micro-batches") == 1
+    assert "an update was made of" not in said.stderr
