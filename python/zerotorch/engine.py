@@ -14,8 +14,9 @@ from torch.utils._pytree import tree_map_only
 from zerotorch import _C, checkpoint_io, raw_access
 from zerotorch.comm.comm import register_engine
 from zerotorch.config import DeepSpeedConfig
+from zerotorch.distributed import first_problem, world_group
 from zerotorch.engine_names import EngineNames
-from zerotorch.errors import ConfigError, ModelError, NotBuiltError, UsageError
+from zerotorch.errors import ConfigError, ModelError, UsageError
 from zerotorch.life_cycle import Flags, Life, ModuleChanges, are_released
 from zerotorch.local_rank import LocalRank
 from zerotorch.optimizer import ZeroOptimizer
@@ -538,13 +539,33 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
         return self._core.local_optimizer_state(self._name_of(parameter), key)[1]
 
     def _set_local_fp32(self, parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
-        raise NotBuiltError("safe_set_local_fp32_param is not built: use safe_set_full_fp32_param")
+        self._set_full_weight(parameter, self._with_all_parts(parameter, value))
 
     def _set_local_gradient(self, parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
-        raise NotBuiltError("safe_set_local_grad is not built: use safe_set_full_grad")
+        self._set_full_gradient(parameter, self._with_all_parts(parameter, value))
 
     def _set_local_optimizer_state(self, parameter: torch.nn.Parameter, key: str, value: torch.Tensor) -> None:
-        raise NotBuiltError("safe_set_local_optimizer_state is not built: use safe_set_full_optimizer_state")
+        self._set_full_optimizer_state(parameter, key, self._with_all_parts(parameter, value))
+
+    def _with_all_parts(self, parameter: torch.nn.Parameter, part: torch.Tensor) -> torch.Tensor:
+        """A tensor of the parameter's shape, of the parts that the ranks give. *Collective.*"""
+        begin, mine = self._core.local_weight(self._name_of(parameter))
+        wrong = f"this rank's part has {mine.numel()} elements, and the value has {part.numel()}"
+        problem = first_problem(None if mine.numel() == part.numel() else wrong)
+        if problem is not None:
+            raise UsageError(f"part of parameter '{self._name_of(parameter)}': {problem}")
+        whole = torch.empty_like(parameter, dtype=torch.float32, requires_grad=False)
+        flat = whole.as_strided((whole.numel(),), (1,))  # in the order of its memory
+        group = world_group()
+        for rank in range(group.size):
+            place = torch.tensor([begin, mine.numel()])
+            group.broadcast(place, rank)
+            piece = flat[int(place[0]) : int(place.sum())]
+            if rank == group.rank:
+                piece.copy_(part.detach().flatten())
+            if piece.numel() > 0:
+                group.broadcast(piece, rank)
+        return whole
 
     def _comms_summary(self, show_straggler: bool) -> dict[str, dict[str, float]]:
         """For zerotorch.comm.log_summary(): this rank's collectives by kind and size. *Collective.*"""

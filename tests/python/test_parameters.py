@@ -399,7 +399,6 @@ class Columns(nn.Module):
 
 def local_parts(store: str) -> dict[str, Any]:
     from zerotorch import comm, utils
-    from zerotorch.errors import NotBuiltError
 
     engine = engine_of(Columns(), store, comms_logger={"enabled": True})
     weight = engine.module.weight
@@ -411,9 +410,17 @@ def local_parts(store: str) -> dict[str, Any]:
     engine.step()
     summary = comm.log_summary(show_straggler=True, return_dict=True)
     seen["counted"] = sorted({name.split(" of ")[0] for figures in summary.values() for name in figures})
-    for setter in (utils.safe_set_local_fp32_param, utils.safe_set_local_grad):
-        with pytest.raises(NotBuiltError, match="use safe_set_full"):
-            setter(weight, part)
+    # Each rank sets its part.
+    utils.safe_set_local_fp32_param(weight, part + 1)
+    utils.safe_set_local_optimizer_state(weight, part + 2, "exp_avg")
+    seen["set"] = torch.equal(utils.safe_get_full_fp32_param(weight), gradient + 1)
+    seen["set state"] = torch.equal(utils.safe_get_full_optimizer_state(weight, "exp_avg"), gradient + 2)
+    engine.backward(engine(torch.ones(2, 48)).square().mean())
+    utils.safe_set_local_grad(weight, part + 3)
+    seen["set gradient"] = torch.equal(utils.safe_get_full_grad(weight), gradient + 3)
+    with pytest.raises(AssertionError, match=r"part of parameter 'weight': rank 1: this rank's part has \d+ elements"):
+        utils.safe_set_local_grad(weight, part[engine.global_rank :])
+    engine.step()
     engine.destroy()
     return seen
 
@@ -422,7 +429,8 @@ def local_parts(store: str) -> dict[str, Any]:
 def test_local_parts_and_counted_communication(store: str) -> None:
     first, second = run(2, local_parts, store)
     assert first["numel"] + second["numel"] == 64 * 48
-    assert first["part"] and second["part"]
+    for seen in (first, second):
+        assert seen["part"] and seen["set"] and seen["set state"] and seen["set gradient"]
     assert first["counted"], "comms_logger.enabled counts"
 
 

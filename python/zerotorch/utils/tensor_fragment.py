@@ -2,8 +2,8 @@
 
 The "full" functions are collective at stages 1 to 3: all ranks call them for the same parameters in the same order.
 They give and take fp32 tensors of the parameter's shape. The "local" ones are for stage 3 and give this rank's part,
-flat, in fp32, in the order of the parameter's memory; those that set it raise NotBuiltError. Gradients are there between
-backward and step.
+flat, in fp32, in the order of the parameter's memory. Those that set it are collective, too, which DeepSpeed's are not:
+all ranks call them, each with its part. Gradients are there between backward and step.
 """
 
 from collections.abc import Callable, Iterable
@@ -72,7 +72,7 @@ def safe_get_local_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
 
 
 def safe_set_local_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) -> None:
-    """Sets this rank's part of the fp32 weight. Raises UsageError below stage 3. Local."""
+    """Sets all ranks' parts of the fp32 weight. Raises UsageError below stage 3. Collective."""
     _stage_3_engine_of(param)._set_local_fp32(param, value)
 
 
@@ -82,7 +82,7 @@ def safe_get_local_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
 
 
 def safe_set_local_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
-    """Sets this rank's part of the gradient. Raises UsageError below stage 3. Local."""
+    """Sets all ranks' parts of the gradient. Raises UsageError below stage 3. Collective."""
     _stage_3_engine_of(param)._set_local_gradient(param, value)
 
 
@@ -92,7 +92,7 @@ def safe_get_local_optimizer_state(param: torch.nn.Parameter, optim_state_key: s
 
 
 def safe_set_local_optimizer_state(param: torch.nn.Parameter, value: torch.Tensor, optim_state_key: str) -> None:
-    """Sets this rank's part of a state, such as "exp_avg". Raises UsageError below stage 3. Local."""
+    """Sets all ranks' parts of a state, such as "exp_avg". Raises UsageError below stage 3. Collective."""
     _stage_3_engine_of(param)._set_local_optimizer_state(param, optim_state_key, value)
 
 
