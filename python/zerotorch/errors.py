@@ -21,6 +21,7 @@ IN_PYTHON = {
     ),
     " (or Engine::clip_grad_norm)": "",
     "Engine::full_gradient": "zerotorch.utils.safe_get_full_grad()",
+    "Engine::set_full_gradient": "zerotorch.utils.safe_set_full_grad()",
     ", which optimizer_factory made,": "",
     ", which optimizer_factory made:": ":",
     "InitializeOptions::optimizer_factory": "initialize(optimizer=)",

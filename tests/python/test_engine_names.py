@@ -299,3 +299,17 @@ def a_backward_of_its_own(stage: int) -> list[float]:
 def test_nothing_is_left_to_do_after_a_backward(stage: int) -> None:
     for with_engine, own in run(2, a_backward_of_its_own, stage):
         assert own == with_engine > 0
+
+
+def gradients_of_its_own(stage: int) -> None:
+    engine = make(stage)
+    for parameter in engine.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with pytest.raises(AssertionError, match=r"give it to zerotorch.utils.safe_set_full_grad\(\) after backward"):
+        engine.step()
+    engine.destroy()
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_assigned_gradients_are_an_error_with_the_function_for_it(stage: int) -> None:
+    run(1, gradients_of_its_own, stage)
