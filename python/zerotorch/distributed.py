@@ -9,6 +9,7 @@ import datetime
 import faulthandler
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -66,6 +67,8 @@ def init_distributed(
     if dist_init_required is False and not dist.is_initialized():
         raise ConfigError("init_distributed(dist_init_required=False), and torch.distributed is not initialized")
     if not dist.is_initialized() and dist_init_required is not False:
+        if init_method is None:
+            _meet_across_hosts()
         _init_torch(dist_backend, distributed_port, timeout, init_method, rank, world_size)
     global _leaver
     if _leaver is None and dist.is_initialized():
@@ -164,6 +167,42 @@ def _from_launcher(name: str) -> str | None:
         if os.environ.get(variable):
             return os.environ[variable]
     return None
+
+
+def _is_on_several_hosts() -> bool:
+    """As mpirun or srun says."""
+    size, beside = os.environ.get("OMPI_COMM_WORLD_SIZE"), os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")
+    if size is None:
+        size, beside = os.environ.get("PMI_SIZE"), os.environ.get("MPI_LOCALNRANKS")
+    if size is not None and beside is not None:
+        return size != beside
+    return "SLURM_STEP_ID" in os.environ and int(os.environ.get("SLURM_STEP_NUM_NODES", "1")) > 1
+
+
+def _meet_across_hosts() -> None:
+    """Where torch.distributed's ranks meet, for ranks on several hosts whose launcher does not say: rank 0's address, and
+    a free port of it. *Collective*, over MPI."""
+    if "MASTER_ADDR" in os.environ or not _is_on_several_hosts():
+        return
+    group = world_group()
+    place = torch.zeros(256, dtype=torch.uint8)
+    if group.rank == 0:
+        with socket.socket() as listener:
+            listener.bind(("", 0))
+            found = f"{_own_address()} {listener.getsockname()[1]}".encode()
+        place[: len(found)] = torch.tensor(list(found), dtype=torch.uint8)
+    group.broadcast(place, 0)
+    address, port = bytes(place.tolist()).rstrip(b"\0").decode().split()
+    os.environ["MASTER_ADDR"] = address
+    os.environ.setdefault("MASTER_PORT", port)
+
+
+def _own_address() -> str:
+    """That other hosts reach this one at: of the way out, as Debian's /etc/hosts gives a host's name to its loopback."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way_out:
+        way_out.connect(("192.0.2.1", 9))  # nothing is sent
+        return str(way_out.getsockname()[0])
+    return socket.gethostbyname(socket.gethostname())
 
 
 def _init_torch(

@@ -186,6 +186,15 @@ void check_agreement(const Discovery& chosen, const Variables& other, const Read
                   launcher_name(chosen.launcher), chosen.size, launcher_name(other.launcher), size->name, size->value));
 }
 
+/// A program under mpirun or srun that has copied its numbers to RANK and WORLD_SIZE, as torch.distributed reads them, on
+/// several hosts: the launcher knows what these do not say.
+bool is_copied_from(const Variables& other, const Reader& reader, const Discovery& chosen) {
+  if (chosen.launcher != Launcher::kTorchrun || chosen.local_size != 0 || !applies(other, reader)) return false;
+  const auto rank = reader.number(other.rank), size = reader.number(other.size);
+  return rank && size && rank->value == chosen.rank && size->value == chosen.size && size->value > 1 &&
+         local_size_of(other, reader, size->value) != size->value;
+}
+
 }  // namespace
 
 std::string_view launcher_name(Launcher launcher) {
@@ -212,6 +221,8 @@ Discovery discover(const Environment& environment, const std::string& parent) {
   for (const Variables& variables : known_launchers()) {
     if (!applies(variables, reader)) continue;
     if (chosen.launcher == Launcher::kNone) {
+      chosen = read(variables, reader, parent);
+    } else if (is_copied_from(variables, reader, chosen)) {
       chosen = read(variables, reader, parent);
     } else {
       check_agreement(chosen, variables, reader);

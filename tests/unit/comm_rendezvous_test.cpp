@@ -96,6 +96,31 @@ TEST(Rendezvous, SlurmOnlyInsideSrun) {
   expect_place(discover_in(environment), Launcher::kNone, 0, 1, 0, 1);
 }
 
+/// Programs give torch.distributed the launcher's numbers by these names.
+TEST(Rendezvous, CopiedNumbersAreTheLaunchers) {
+  const Environment copied = {{"RANK", "3"}, {"WORLD_SIZE", "4"}};
+  const auto with = [&](Environment more) {
+    more.insert(copied.begin(), copied.end());
+    return discover(more, "p");
+  };
+  const Environment slurm = {{"SLURM_PROCID", "3"},  {"SLURM_STEP_NUM_TASKS", "4"},
+                             {"SLURM_LOCALID", "1"}, {"SLURM_STEP_ID", "0"},
+                             {"SLURM_JOB_ID", "7"},  {"SLURM_STEP_TASKS_PER_NODE", "2(x2)"}};
+  EXPECT_EQ(with(slurm).launcher, Launcher::kSlurm);
+  EXPECT_EQ(with(slurm).local_rank, 1);
+  const Environment mpi = {{"OMPI_COMM_WORLD_RANK", "3"},
+                           {"OMPI_COMM_WORLD_SIZE", "4"},
+                           {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                           {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}};
+  EXPECT_EQ(with(mpi).launcher, Launcher::kOpenMpi);
+  // On one host they meet as they say themselves, and of other numbers the launcher has started something else.
+  Environment one_host = mpi, another = mpi;
+  one_host["OMPI_COMM_WORLD_LOCAL_SIZE"] = "4";
+  another["OMPI_COMM_WORLD_RANK"] = "0";
+  EXPECT_EQ(with(one_host).launcher, Launcher::kTorchrun);
+  EXPECT_EQ(with(another).launcher, Launcher::kTorchrun);
+}
+
 TEST(Rendezvous, OurLauncherComesFirst) {
   const Environment environment{{"ZERO_RANK", "1"},    {"ZERO_WORLD_SIZE", "2"},      {"RANK", "1"},
                                 {"WORLD_SIZE", "2"},   {"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"},
