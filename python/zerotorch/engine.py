@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -360,8 +361,11 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
         return [group["momentum"] if "momentum" in group else group.get("betas") for group in groups]
 
     def get_global_grad_norm(self) -> float | None:
-        """2-norm of the averaged gradient of the last update, before clipping; None before the first."""
-        return self._core.grad_norm if self.global_steps > 0 else None
+        """2-norm of the averaged gradient of the last update, before clipping; None before the first, and infinite, as
+        DeepSpeed's, where it was skipped because a gradient was not finite."""
+        if self.global_steps == 0:
+            return None
+        return math.inf if self.optimizer is not None and self.optimizer.overflow else self._core.grad_norm
 
     def loss_scale(self) -> float:
         return self._core.loss_scale

@@ -313,3 +313,22 @@ def gradients_of_its_own(stage: int) -> None:
 @pytest.mark.parametrize("stage", [0, 3])
 def test_assigned_gradients_are_an_error_with_the_function_for_it(stage: int) -> None:
     run(1, gradients_of_its_own, stage)
+
+
+def norms_of_skipped_updates(stage: int) -> list[float | None]:
+    engine = make(stage, fp16={"enabled": True, "initial_scale_power": 4, "hysteresis": 1})
+    norms = [engine.get_global_grad_norm()]
+    for value in (0.1, float("nan"), float("inf"), 0.1):
+        engine.backward(engine(torch.full((2, 4), value).half()).mean())
+        engine.step()
+        norms.append(engine.get_global_grad_norm())
+    assert engine.skipped_steps == 2
+    engine.destroy()
+    return norms
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_the_norm_of_a_skipped_update_is_infinite(stage: int) -> None:
+    (norms,) = run(1, norms_of_skipped_updates, stage)
+    assert norms[0] is None and norms[2] == norms[3] == float("inf")
+    assert 0 < norms[1] < 10 and 0 < norms[4] < 10
