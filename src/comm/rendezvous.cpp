@@ -186,8 +186,8 @@ void check_agreement(const Discovery& chosen, const Variables& other, const Read
                   launcher_name(chosen.launcher), chosen.size, launcher_name(other.launcher), size->name, size->value));
 }
 
-/// A program under mpirun or srun that has copied its numbers to RANK and WORLD_SIZE, as torch.distributed reads them, on
-/// several hosts: the launcher knows what these do not say.
+/// A program under mpirun or srun that has copied its numbers to RANK and WORLD_SIZE, as torch.distributed reads them,
+/// on several hosts: the launcher knows what these do not say.
 bool is_copied_from(const Variables& other, const Reader& reader, const Discovery& chosen) {
   if (chosen.launcher != Launcher::kTorchrun || chosen.local_size != 0 || !applies(other, reader)) return false;
   const auto rank = reader.number(other.rank), size = reader.number(other.size);
