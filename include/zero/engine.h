@@ -107,8 +107,8 @@ struct InitializeOptions {
   OptimizerFactory optimizer_factory;
   /// Name of that optimizer in checkpoints and messages; empty: its C++ class.
   std::string optimizer_name;
-  /// For inference: all parameters are frozen (requires_grad_(false)), and there are no master weights, optimizer
-  /// states or gradients. backward(), step() and all gradient functions throw ModelError; load_checkpoint() loads
+  /// For inference: all parameters are frozen (requires_grad_(false)) until the engine ends, and there are no master
+  /// weights, optimizer states or gradients. backward(), step() and all gradient functions throw ModelError; load_checkpoint() loads
   /// weights and buffers only. An "optimizer" in the JSON is ignored.
   bool evaluation_only = false;
   /// What zero_grad() between two micro-batches of an accumulation window does to the micro-batches that step() has
@@ -366,6 +366,8 @@ void backward(const at::Tensor& loss, std::initializer_list<Engine*> engines);
 namespace detail {
 /// Switches libtorch's generator to the random stream of the current micro-batch (docs/reproducibility.md).
 void begin_forward(const Engine& engine);
+/// What an engine for evaluation only has frozen requires a gradient again, now and not when it ends.
+void thaw(const Engine& engine);
 /// `input` cast to fp16 if fp16.auto_cast asks for it; undefined if it is passed on unchanged.
 at::Tensor cast_input(const Engine& engine, const at::Tensor& input);
 

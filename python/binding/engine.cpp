@@ -102,6 +102,7 @@ std::unique_ptr<PythonEngine> initialize(const py::object& module, const std::st
     const py::gil_scoped_release no_gil;
     return zero::initialize(std::move(view), std::move(parsed), std::move(options));
   }();
+  zero::detail::thaw(engine);  // Python says whether an engine evaluates; the program may freeze what it likes
   return std::make_unique<PythonEngine>(std::move(engine), std::move(buffers));
 }
 

@@ -598,8 +598,11 @@ void prepare_for_evaluation(Engine::Impl& impl, const InitializeOptions& options
     config.train_micro_batch_size_per_gpu = 1;
 }
 
-void freeze(const Engine::Impl& impl) {
-  for (const auto& parameter : impl.model.parameters) parameter.tensor.requires_grad_(false);
+void freeze(Engine::Impl& impl) {
+  for (const auto& parameter : impl.model.parameters) {
+    if (parameter.tensor.requires_grad()) impl.frozen.push_back(parameter.tensor);
+    parameter.tensor.requires_grad_(false);
+  }
 }
 
 /// The part of initialize() in which ranks depend on each other. *Collective.*

@@ -48,6 +48,8 @@ Engine make_engine(std::shared_ptr<torch::nn::Module> module, Config config, con
 }
 }  // namespace detail
 
+void detail::thaw(const Engine& engine) { engine.impl().thaw(); }
+
 void detail::begin_forward(const Engine& engine) {
   engine.impl().check_values("forward");
   engine.impl().begin_random_stream();
@@ -115,6 +117,7 @@ Engine::Impl::~Impl() {
                     "GatheredParameters before the engine is destroyed",
                     parameter.name));
   }
+  thaw();
 }
 
 double Engine::Impl::lr_of(std::size_t optimizer_group) const {

@@ -116,6 +116,7 @@ struct Engine::Impl {
   engine::TrainingState training;
   engine::Accumulation accumulation;
   bool evaluation_only = false;
+  std::vector<at::Tensor> frozen;  ///< parameters that required a gradient before this engine, for evaluation only
   bool zero_grad_keeps_window = false;
   double grad_norm = 0;
   std::optional<engine::GradientNoiseMeter> noise_meter;  ///< where noise is measured
@@ -150,6 +151,9 @@ struct Engine::Impl {
 
   ~Impl();
 
+  void thaw() {
+    for (const at::Tensor& parameter : std::exchange(frozen, {})) parameter.requires_grad_(true);
+  }
   /// What the sum of a step's gradients is divided by.
   double averaged_micro_batches() const {
     const bool over_ranks = config.gradient_allreduce_op == Config::GradientAllreduceOp::kMean;

@@ -101,6 +101,14 @@ TEST(EvaluationOnly, WhateverWouldTrainIsAnErrorThatSaysSo) {
       engine.module().parameters()[0].requires_grad_(true);
       expect_said([&] { engine.save_checkpoint("nowhere"); }, kSaid);
     }
+    // Trained after it was evaluated: an engine leaves parameters as they were.
+    for (const int stage : {0, 3}) {
+      Layers both{Shape()};
+      both->parameters()[1].requires_grad_(false);
+      { const auto scout = initialize(both, json_of(stage, false, false), {.group = group, .evaluation_only = true}); }
+      for (std::size_t i = 0; i < both->parameters().size(); ++i)
+        EXPECT_EQ(both->parameters()[i].requires_grad(), i != 1);
+    }
     Layers model{Shape()};
     const auto initialize_with = [&](InitializeOptions options) {
       options.group = group;
