@@ -1,6 +1,11 @@
 """Which members of the package are imported when they are first used, and from where."""
 
 NAMES = {
+    "__git_branch__": "zerotorch.git_version_info",
+    "__git_hash__": "zerotorch.git_version_info",
+    "__version_major__": "zerotorch.git_version_info",
+    "__version_minor__": "zerotorch.git_version_info",
+    "__version_patch__": "zerotorch.git_version_info",
     "CheckpointError": "zerotorch.errors",
     "CommError": "zerotorch.errors",
     "ConfigError": "zerotorch.errors",

@@ -7,6 +7,8 @@ from .ops.op_builder import __compatible_ops__
 
 version = DEEPSPEED_VERSION
 git_hash = git_branch = "[none]"
+__git_hash__, __git_branch__ = git_hash, git_branch
+__version_major__, __version_minor__, __version_patch__ = (int(part) for part in version.split("+")[0].split("."))
 
 compatible_ops = __compatible_ops__
 installed_ops = dict(__compatible_ops__)

@@ -42,9 +42,11 @@ def _marks(parameter: torch.nn.Parameter, ranks: int) -> dict[str, Any]:
         "ds_numel": parameter.numel(),
         "ds_status": ZeroParamStatus.AVAILABLE,
         "ds_tensor": part,
+        "ds_secondary_tensor": None,  # shards are of all ranks, not of a part of them
         "ds_persist": False,
         "ds_active_sub_modules": set(),
         "ds_process_group": None,
+        "ds_zero_param_process_group": None,
         "partition_numel": part.numel,
         "ds_summary": functools.partial(dict, shape=tuple(parameter.shape)),
     }

@@ -141,11 +141,15 @@ def test_leaf_modules_by_module_and_by_function() -> None:
 
 
 def test_the_report_of_an_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    import zerotorch
     from zerotorch import env_report, git_version_info
 
     env_report.main()
     printed = capsys.readouterr().out
     assert "cpu_adam" in printed and torch.__version__ in printed
+    assert zerotorch.__git_hash__ == zerotorch.__git_branch__ == "[none]"
+    numbers = (zerotorch.__version_major__, zerotorch.__version_minor__, zerotorch.__version_patch__)
+    assert git_version_info.version.startswith(".".join(map(str, numbers)))
     assert git_version_info.torch_info["version"] == ".".join(torch.__version__.split(".")[:2])
 
 
