@@ -59,10 +59,13 @@ fi
 # pip_torch FOLDER: torch for a CPU, if there is one, into this virtual environment.
 pip_torch() {
   # By its full name first: plain 'torch' may be the CUDA build, several GB that a CPU build does not need.
-  if "$1/bin/pip" install -q --disable-pip-version-check ${PIP_ARGS:-} "torch==$torch_version+cpu" 2>/dev/null; then return; fi
+  # On a terminal pip's own bar, as this takes minutes.
+  local bar=--progress-bar=off quiet=-q
+  if [ -t 1 ]; then bar=--progress-bar=on quiet=; fi
+  if "$1/bin/pip" install $quiet $bar --disable-pip-version-check ${PIP_ARGS:-} "torch==$torch_version+cpu" 2>/dev/null; then return; fi
   say "pip finds no CPU wheel here; taking PyPI's, with CUDA inside (about 3 GB; it runs on a CPU as well). The index of
   PyTorch's CPU wheels (see 'Get started' on PyTorch's site) is smaller:   make ... PIP_ARGS=\"--index-url ...\""
-  "$1/bin/pip" install -q --disable-pip-version-check ${PIP_ARGS:-} "torch==$torch_version"
+  "$1/bin/pip" install $quiet $bar --disable-pip-version-check ${PIP_ARGS:-} "torch==$torch_version"
 }
 
 install_torch() {

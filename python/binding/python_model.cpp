@@ -125,14 +125,17 @@ zero::ModelView view_of(const py::object& module) {
   zero::ModelView view;
   for_each_module(module, "", 0,
                   [&view](py::handle one, const std::string& prefix) { add_tensors(one, prefix, view); });
-  const Shared kept = share(module);
-  view.walk = [kept](const zero::ModelView::Visit& visit) {
+  const Shared reference = share(py::weakref(module));
+  view.walk = [reference](const zero::ModelView::Visit& visit) {
     const py::gil_scoped_acquire gil;
-    return walk(*kept, visit, 0);
+    const py::object kept = (*reference)();
+    return kept.is_none() || walk(kept, visit, 0);
   };
-  view.now = [kept] {
+  view.now = [reference] {
     const py::gil_scoped_acquire gil;
-    return view_of(*kept);
+    const py::object kept = (*reference)();
+    if (kept.is_none()) throw zero::ModelError("the module of this engine is gone");
+    return view_of(kept);
   };
   return view;
 }

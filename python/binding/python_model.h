@@ -14,8 +14,9 @@ namespace zerotorch {
 using Shared = std::shared_ptr<pybind11::object>;
 Shared share(pybind11::object object);
 
-/// Parameters and buffers of `module`, which the view keeps alive. Its walk() takes the GIL. Throws ModelError for a
-/// TorchScript module and for lazy parameters without a shape. With the GIL.
+/// Parameters and buffers of `module`, which the view does not keep alive: Python's engine does, and what is left of one
+/// must not. Its walk() takes the GIL, and visits nothing of a module that is gone. Throws ModelError for a TorchScript
+/// module and for lazy parameters without a shape. With the GIL.
 zero::ModelView view_of(const pybind11::object& module);
 
 /// Buffers that a program may replace by assignment (self.mask = ...): the engine goes by the tensor objects of

@@ -18,7 +18,7 @@ from zerotorch.config import DeepSpeedConfig
 from zerotorch.distributed import first_problem, world_group
 from zerotorch.engine_names import EngineNames
 from zerotorch.errors import ConfigError, ModelError, UsageError
-from zerotorch.life_cycle import Flags, Life, ModuleChanges, are_released
+from zerotorch.life_cycle import Flags, Life, ModuleChanges, are_released, forget_shards, leave_shards
 from zerotorch.local_rank import LocalRank
 from zerotorch.optimizer import ZeroOptimizer
 from zerotorch.precision import Autocast
@@ -112,6 +112,10 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
         if trained_by is not None:
             return
         self._holds_shards_only = are_released(names)
+        # The values are nowhere else, and there is nothing besides that the end of an engine would give up.
+        self._leaves_shards = optimizer is None and self._holds_shards_only
+        if self._leaves_shards:
+            leave_shards(module, core, names)
         handles = raw_access.attach(module, names, config.stage, self, core.world_size)
         if optimizer is not None:
             handles += optimizer.join(self._life, config.updates_in_backward)
@@ -483,7 +487,8 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
         if self._changes is None:  # another engine has the parameters
             self.__dict__["_trained_by"] = None
             return
-        self._end()
+        if not self._leaves_shards:
+            self._end()
 
     def _end_as_replaced(self) -> None:
         self._life.replace()
@@ -491,6 +496,7 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
 
     def _end(self) -> None:
         assert self._changes is not None
+        forget_shards(self.module)
         self._changes.restore()
         if self._autocast is not None:
             self._autocast.end()

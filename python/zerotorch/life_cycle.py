@@ -117,6 +117,27 @@ class ModuleChanges:
             self._release()
 
 
+#: By module: engines that only evaluate, whose shards are nowhere whole. They end with their module, or when another engine
+#: takes it over, and not with destroy().
+_left: weakref.WeakKeyDictionary[torch.nn.Module, tuple[_C.Engine, list[torch.nn.Parameter]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def leave_shards(module: torch.nn.Module, core: _C.Engine, parameters: Iterable[torch.nn.Parameter]) -> None:
+    """The module keeps its values, each rank its shards of them. Local."""
+    _left[module] = (core, list(parameters))
+
+
+def forget_shards(module: torch.nn.Module) -> None:
+    """Local."""
+    _left.pop(module, None)
+
+
+def _left_by(core: _C.Engine) -> list[torch.nn.Parameter]:
+    return next((parameters for other, parameters in _left.values() if other is core), [])
+
+
 class _Owner:
     """Who has parameters: an engine, or only what is left of one that the program has let go of."""
 
@@ -166,8 +187,14 @@ def take_over(model: torch.nn.Module) -> str | None:
 def _end(owner: _Owner) -> str | None:
     engine = owner.engine
     if engine is None:
+        left = _left_by(owner.core)
+        device = str(owner.core.device)
+        kept = partition.keep(owner.core, left) if left else None
         owner.core.destroy()
-        return None
+        if kept is None:
+            return None
+        kept.give_back()
+        return None if device == "cpu" else device
     # Collective only where it must be: a rank may have collected an engine that another one still has.
     if engine._config.delays_updates:
         owner.core.finish_update()

@@ -4,6 +4,7 @@ each transition training goes on as in plain torch."""
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -115,8 +116,24 @@ def test_a_module_that_was_evaluated_trains_as_in_plain_torch(
     run(ranks, evaluated_then_trained, ranks, stage, end, in_a_larger_one)
 
 
-def test_values_that_only_shards_have_are_taken_over() -> None:
-    run(2, evaluated_then_trained, 2, "3 copying", "kept", True)
+@pytest.mark.parametrize("in_a_larger_one", [False, True])
+@pytest.mark.parametrize("end", ["destroyed", "forgotten", "kept"])
+def test_values_that_only_shards_have_are_taken_over(end: str, in_a_larger_one: bool) -> None:
+    run(2, evaluated_then_trained, 2, "3 copying", end, in_a_larger_one)
+
+
+def shards_end_with_their_module() -> None:
+    module = build()
+    evaluating(module, "3 copying").destroy()
+    core = weakref.ref(next(module.parameters())._zerotorch_engine.core())
+    assert core() is not None
+    del module
+    gc.collect()
+    assert core() is None
+
+
+def test_shards_of_an_engine_that_evaluated_end_with_their_module() -> None:
+    run(2, shards_end_with_their_module)
 
 
 def evaluates_as_plain_torch(stage: str) -> None:
