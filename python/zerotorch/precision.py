@@ -42,9 +42,13 @@ def autocast_dtype(raw: dict[str, Any]) -> torch.dtype | None:
             raise ConfigError(f"{_SECTION}.enabled: {value!r} is neither true nor false")
     if not section.get("enabled", False):
         return None
-    if any((raw.get(name) or {}).get("enabled") is True for name in ("bf16", "fp16")):
-        raise ConfigError(f"{_SECTION}: autocast is for fp32 parameters, and bf16 or fp16 is enabled: leave out one of them")
     dtype = _dtype_of(section.get("dtype") or "bf16", f"{_SECTION}.dtype")
+    for name in ("bf16", "bfloat16", "fp16"):
+        if (raw.get(name) or {}).get("enabled") is not True:
+            continue
+        if dtype != _DTYPES[name]:
+            raise ConfigError(f"{_SECTION}.dtype: {dtype}, and parameters are {_DTYPES[name]} ({name}.enabled): give both the same")
+        return dtype
     if dtype != torch.bfloat16:
         raise ConfigError(
             f'{_SECTION}.dtype: want "bfloat16"; fp16 needs a loss scale, which goes with fp16 parameters here: '
@@ -65,7 +69,7 @@ def cast_buffers(module: torch.nn.Module, raw: dict[str, Any]) -> None:
 
 
 class Autocast:
-    """`torch_autocast` of an engine: fp32 parameters, and a forward that computes in bf16 what autocast says.
+    """`torch_autocast` of an engine: a forward that computes in `dtype` what autocast says, also of fp32 parameters.
 
     On a CPU without instructions for bf16, products are computed in fp32 and rounded once, as `zerotorch.cpu_products`
     says. Gradients are summed in fp32, whatever `lower_precision_safe_modules` says: in DeepSpeed these are summed in bf16.
@@ -76,7 +80,7 @@ class Autocast:
         self._dtype = dtype
         self._type = device.type
         self._products: Any = None
-        if self._type == "cpu":
+        if self._type == "cpu" and dtype == torch.bfloat16:
             # Rank 0's processor decides for all, as products are parts of one sum.
             in_fp32 = _C.CpuProductsScope(cpu_products, "bf16").chosen == "fp32" if world_group().rank == 0 else False
             chosen = torch.tensor([float(in_fp32)])

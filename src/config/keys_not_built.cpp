@@ -13,6 +13,8 @@ constexpr std::string_view kPipe = "only DeepSpeed's PipelineModule reads it, wh
 constexpr std::string_view kCurriculum = "data curricula are not built; order the data in the program";
 constexpr std::string_view kQuantize = "quantised training is not built; remove the section";
 
+constexpr std::string_view kReadByNobody = "files have it, and DeepSpeed does not read it";
+
 constexpr Key kKeys[] = {
     not_built("amp", "Apex AMP does not exist in C++; use \"bf16\": {\"enabled\": true}"),
     not_built("torch_autocast",
@@ -45,6 +47,11 @@ constexpr Key kKeys[] = {
     no_effect("disable_python_gc", Kind::kBool, "false", "Python's garbage collector is left alone", "false"),
     refused("sequence_parallel_size", Kind::kCount, "1", kDataParallel, "1"),
     refused("use_data_before_expert_parallelism", Kind::kBool, "false", kDataParallel, "false"),
+    no_effect("cuda_visible_devices", Kind::kAny, "null", kReadByNobody),
+    no_effect("comms_config", Kind::kAny, "null", kReadByNobody),
+    no_effect("monitor_config", Kind::kAny, "null", kReadByNobody),
+    no_effect("log", Kind::kAny, "null", kReadByNobody),
+    no_effect("fp16.opt_level", Kind::kString, "null", kReadByNobody),
     no_effect("data_parallel_size", Kind::kCount, "null", "the launcher says how many ranks there are"),
     {.path = "seq_parallel_communication_data_type",
      .kind = Kind::kChoice,

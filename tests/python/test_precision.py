@@ -90,7 +90,7 @@ def refuses() -> None:
 
     for section, more, words in (
         ({"enabled": True, "dtype": "float16"}, {}, "loss scale"),
-        ({"enabled": True}, {"bf16": {"enabled": True}}, "leave out one"),
+        ({"enabled": True}, {"fp16": {"enabled": True}}, "give both the same"),
         ({"enabled": "yes"}, {}, "neither true nor false"),
         ({"enabled": True, "dtyp": "bf16"}, {}, "torch_autocast.dtyp"),
         ({"enabled": True, "dtype": "int8"}, {}, "torch_autocast.dtype"),
@@ -102,6 +102,13 @@ def refuses() -> None:
         engine = zerotorch.initialize(model=Net(), config=config(torch_autocast=off))[0]
         assert not engine.torch_autocast_enabled()
         engine.destroy()
+    # Parameters of the same dtype: a norm still computes in fp32 where autocast says so.
+    module = Net()
+    engine = zerotorch.initialize(model=module, config=config(torch_autocast={"enabled": True}, bf16={"enabled": True}))[0]
+    with torch.no_grad():
+        assert torch.nn.functional.softmax(torch.ones(2, dtype=torch.bfloat16), 0).dtype == torch.bfloat16
+        assert engine(batch(0, 0)).dtype == torch.float32 and module.seen == [torch.bfloat16]
+    engine.destroy()
     with pytest.raises(zerotorch.ConfigError, match=r"data_types.buffer_dtype: 'int8'"):
         zerotorch.initialize(model=Net(), config=config(data_types={"buffer_dtype": "int8"}))
 

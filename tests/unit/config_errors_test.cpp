@@ -277,22 +277,25 @@ bool mention(const std::vector<std::string>& notices, std::string_view part) {
 TEST(ConfigErrors, OffloadToTheHostIsWhereStatesAreAndOtherOffloadIsRefused) {
   for (const char* where : {"offload_optimizer", "offload_param"}) {
     const std::string head = std::string(R"({"zero_optimization": {")") + where;
-    const std::string cpu = head + R"(": {"device": "cpu", "pin_memory": true}}})";
-    EXPECT_TRUE(mention(notices_of(cpu),
-                        std::string("zero_optimization.") + where + ".device: of a module on the CPU parameters"));
+    const std::string cpu = head + R"(": {"device": "cpu", "pin_memory": true}, "stage": 3}})";
+    EXPECT_TRUE(
+        mention(notices_of(cpu), std::string("zero_optimization.") + where + ".device: no effect without a GPU"));
     EXPECT_FALSE(mention(notices_of(head + R"(": {"device": "none", "pin_memory": true}}})"), "offload"));
     EXPECT_EQ(error_of(head + R"(": {"pin_memory": true}}})"), "");
     EXPECT_NE(error_of(head + R"(": {"device": "disk"}}})"), "");
     EXPECT_NE(error_of(head + R"(": {"devise": "cpu"}}})"), "");
   }
+  const auto too_low = notices_of(R"({"zero_optimization": {"stage": 1, "offload_param": {"device": "cpu"}}})");
+  EXPECT_TRUE(mention(too_low, "offload_param.device: no effect at stage 1"));
+  EXPECT_FALSE(mention(too_low, "without a GPU"));
   EXPECT_NE(error_of(R"({"zero_optimization": {"offload_optimizer": {"super_offload": true}}})"), "");
   EXPECT_EQ(error_of(R"({"zero_optimization": {"offload_param": {"device": "nvme", "nvme_path": "/x"}}})"),
             "c:1: zero_optimization.offload_param.device: 'nvme' needs stage 3: at other stages parameters are not "
             "sharded");
   for (const char* old : {"cpu_offload", "cpu_offload_param", "cpu_offload_params"}) {
     const std::string key = std::string(R"({"zero_optimization": {")") + old;
-    EXPECT_TRUE(mention(notices_of(key + "\": true}}"), "of a module on the CPU parameters and states"));
-    EXPECT_FALSE(mention(notices_of(key + "\": false}}"), "of a module"));
+    EXPECT_TRUE(mention(notices_of(key + "\": true}}"), "no effect without a GPU"));
+    EXPECT_FALSE(mention(notices_of(key + "\": false}}"), "no effect"));
   }
   EXPECT_EQ(error_of(R"({"zero_optimization": {"cpu_offload_use_pin_memory": true}})"), "");
 }
