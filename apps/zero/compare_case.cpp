@@ -18,6 +18,7 @@
 #include "rank_totals.h"
 #include "report_tables.h"
 #include "train_loop.h"
+#include "zero/cpu_products.h"
 #include "zero/data.h"
 #include "zero/device_memory.h"
 #include "zero/errors.h"
@@ -34,8 +35,10 @@ class Trainer {
   Trainer(const CompareCase& one, const Config& config, Group group, at::Device device)
       : config_(config), group_(group), device_(device), model_(gpt_options(one.plan)) {
     if (one.mode == "compute") {
-      if (config.param_dtype() == DType::kBFloat16) model_->to(at::kBFloat16);
+      const DType dtype = config.param_dtype();
+      if (dtype != DType::kFloat32) model_->to(dtype == DType::kBFloat16 ? at::kBFloat16 : at::kHalf);
       if (!device_.is_cpu()) model_->to(device_);
+      if (device_.is_cpu() && dtype != DType::kFloat32) products_ = products_of_all(config, dtype);
       return;
     }
     engine_.emplace(
@@ -68,10 +71,18 @@ class Trainer {
   }
 
  private:
+  /// Computes as the engines of the other modes do: as rank 0 chooses.
+  CpuProductsScope products_of_all(const Config& config, DType dtype) {
+    auto way = static_cast<std::int64_t>(CpuProductsScope(config.zerotorch.cpu_products, dtype).chosen());
+    group_.broadcast(&way, 1, DType::kInt64, 0, {.label = "cpu_products"}).wait();
+    return {static_cast<CpuProducts>(way), dtype};
+  }
+
   const Config& config_;
   Group group_;
   at::Device device_;
   GPT model_;
+  std::optional<CpuProductsScope> products_;  ///< of a module alone
   std::optional<ModuleEngine<GPT>> engine_;
 };
 

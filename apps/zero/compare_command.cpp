@@ -20,6 +20,7 @@
 #include "corpus_choice.h"
 #include "cpu_share.h"
 #include "host_facts.h"
+#include "machine_speed.h"
 #include "plan_fit.h"
 #include "progress.h"
 #include "rank_device.h"
@@ -29,6 +30,7 @@
 #include "text_format.h"
 #include "train_config.h"
 #include "train_loop.h"
+#include "zero/cpu_products.h"
 #include "zero/errors.h"
 #include "zero/launch.h"
 #include "zero/train.h"
@@ -126,6 +128,27 @@ fs::path make_folder(const CompareOptions& options) {
   return folder;
 }
 
+/// How long it will take, and what to do about it where that is long. Of a comparison on the CPU of this host; else "".
+std::string describe_time(const TrainPlan& plan, const Config& config, const CompareOptions& options) {
+  if (plan.device != "cpu") return "";
+  const MachineSpeed speed = measure_machine(config.param_dtype(), plan.ranks);
+  const auto runs = static_cast<double>(modes_of(options.modes).size()) * static_cast<double>(options.rounds);
+  const double seconds = runs * seconds_of_training(gpt_options(plan), speed, plan.ranks, plan.steps,
+                                                    config.train_batch_size, /*validated=*/0);
+  std::string text =
+      hanging("machine", fmt::format("{}: about {}", describe_speed(speed, plan.ranks), duration(seconds)));
+  constexpr double kLong = 600;
+  if (seconds > kLong)
+    text += hanging("", "a smaller --preset, fewer --steps, --rounds 1 or fewer --modes end it sooner");
+  if (options.peers && speed.in_fp32) {
+    const double native = measure_cpu_products(speed.dtype).native;
+    text += hanging("", fmt::format("the peers compute in {} by libtorch's own kernels, which take about {:.0f} times "
+                                    "as long here; --dtype fp32 compares all in one way",
+                                    dtype_name(speed.dtype), speed.flops / native));
+  }
+  return text;
+}
+
 TrainPlan prepare(const CompareOptions& options, const Console& console) {
   TrainPlan plan = choose_model(options.train);
   if (!options.train.device.empty()) plan.device = options.train.device;
@@ -152,8 +175,9 @@ TrainPlan prepare(const CompareOptions& options, const Console& console) {
               fmt::format("{} of {} ({} x micro-batch {} x accumulation {}), {}, on {}", counted(plan.steps, "step"),
                           counted(config.train_batch_size, "sequence"), counted(plan.ranks, "rank"),
                           config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps,
-                          dtype_name(config.param_dtype()), plan.device == "cpu" ? cpu_name() : plan.device)) +
-      "\n");
+                          dtype_name(config.param_dtype()), plan.device == "cpu" ? cpu_name() : plan.device)));
+  if (console.enabled()) console.print(describe_time(plan, config, options));
+  console.print("\n");
   return plan;
 }
 
