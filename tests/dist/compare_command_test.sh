@@ -138,5 +138,19 @@ expect "exit code of a comparison that was stopped later" $? 130
 expect "modes that were complete" "$(python3 -c 'import json; print(len(json.load(open("partly/compare.json"))["modes"]))')" 2
 grep -q fp32 out || fail "--dtype is not in $(cat out)"
 
+# ---- 16-bit products are computed in one way, also without an engine ----
+says_config() { sed "s/\"cpu_products\": *\"[a-z0-9]*\"/\"cpu_products\": \"$1\"/" config.json > "$1.json"; }
+"$zero" train --preset gpt-tiny --data text --print-config > config.json
+grep -q cpu_products config.json || python3 -c 'import json; j = json.load(open("config.json")); j.setdefault("zerotorch", {})["cpu_products"] = "auto"
+json.dump(j, open("config.json", "w"))'
+for way in native fp32; do
+  says_config $way
+  compare 0 --data text --steps 2 --warmup 1 --rounds 1 --modes compute,stage2 --config $way.json --out by_$way --no-plot
+  expect "estimate" "$(grep -c '^machine .*GFLOP/s' out)" 1
+done
+for mode in compute stage2; do
+  expect "losses of $mode in two ways" "$([ "$(value by_native "modes['$mode']['losses']")" != "$(value by_fp32 "modes['$mode']['losses']")" ] && echo differ)" differ
+done
+
 [ $failures = 0 ] && echo "all well"
 exit $failures
