@@ -133,7 +133,7 @@ std::string describe_time(const TrainPlan& plan, const Config& config, const Com
   if (plan.device != "cpu") return "";
   const MachineSpeed speed = measure_machine(config.param_dtype(), plan.ranks);
   const auto runs = static_cast<double>(modes_of(options.modes).size()) * static_cast<double>(options.rounds);
-  const double seconds = runs * seconds_of_training(gpt_options(plan), speed, plan.ranks, plan.steps,
+  const double seconds = runs * seconds_of_training(size_of(gpt_options(plan)), speed, plan.ranks, plan.steps,
                                                     config.train_batch_size, /*validated=*/0);
   std::string text =
       hanging("machine", fmt::format("{}: about {}", describe_speed(speed, plan.ranks), duration(seconds)));

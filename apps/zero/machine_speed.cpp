@@ -51,11 +51,15 @@ std::string describe_speed(const MachineSpeed& speed, int ranks) {
                      speed.in_fp32 ? ", computed in fp32: this CPU has no fast instructions for it" : "");
 }
 
-double seconds_of_training(const GPTOptions& model, const MachineSpeed& speed, int ranks, std::int64_t steps,
+ModelSize size_of(const GPTOptions& model) {
+  return {gpt_numel(model), model.layers, model.dim, model.seq, model.recompute_every};
+}
+
+double seconds_of_training(const ModelSize& model, const MachineSpeed& speed, int ranks, std::int64_t steps,
                            std::int64_t sequences, std::int64_t validated) {
   // 6 operations for each parameter of a token forward and backward (2 of them forward), and half of the scores of
   // attention: the others are masked.
-  const auto numel = static_cast<double>(gpt_numel(model));
+  const auto numel = static_cast<double>(model.numel);
   const auto activations = static_cast<double>(model.layers * model.dim);
   const double operations = 6 * numel + 6 * activations * static_cast<double>(model.seq);
   // Measured with gpt-tiny to gpt-25m on two kinds of CPU, with and without instructions for bf16: products reach 0.85
@@ -75,7 +79,8 @@ FirstRun choose_first_run(const MachineSpeed& speed, int ranks) {
   constexpr double kMostSeconds = 200;
   FirstRun best = kRuns.front();
   for (const FirstRun& run : kRuns) {
-    if (seconds_of_training(gpt_preset(run.preset), speed, ranks, run.steps, kSequences, kValidated) <= kMostSeconds)
+    if (seconds_of_training(size_of(gpt_preset(run.preset)), speed, ranks, run.steps, kSequences, kValidated) <=
+        kMostSeconds)
       best = run;
   }
   return best;

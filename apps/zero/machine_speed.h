@@ -24,9 +24,15 @@ MachineSpeed measure_machine(DType dtype, int ranks);
 /// "2 ranks x 1 thread at 88 GFLOP/s in bf16 (computed in fp32)".
 std::string describe_speed(const MachineSpeed& speed, int ranks);
 
-/// Seconds of a training run of a GPT on `ranks` such ranks: `steps` of `sequences` each, and validations of
+/// What of a transformer its time depends on.
+struct ModelSize {
+  std::int64_t numel = 0, layers = 0, dim = 0, seq = 0, recompute_every = 0;
+};
+ModelSize size_of(const GPTOptions& model);
+
+/// Seconds of a training run of a transformer on `ranks` such ranks: `steps` of `sequences` each, and validations of
 /// `validated` sequences in all. Within a third of what it takes on a machine that does nothing else.
-double seconds_of_training(const GPTOptions& model, const MachineSpeed& speed, int ranks, std::int64_t steps,
+double seconds_of_training(const ModelSize& model, const MachineSpeed& speed, int ranks, std::int64_t steps,
                            std::int64_t sequences, std::int64_t validated);
 
 /// Preset and steps of a run for which neither was given: the most training that takes two to four minutes on `ranks`

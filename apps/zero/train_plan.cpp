@@ -209,22 +209,23 @@ void print_head(const Console& console) {
   console.print(fmt::format("zerotorch {}, libtorch {}\n\n", zerotorch_version(), libtorch_version()));
 }
 
-/// How long it will take, and what to do about it where that is long. Of a preset on the CPU of this host; else "".
+/// How long it will take, and what to do about it where that is long. On the CPU of this host; else "".
 std::string describe_time(const TrainPlan& plan, const Config& config) {
-  if (plan.device != "cpu" || !plan.model.empty()) return "";
+  if (plan.device != "cpu") return "";
   const MachineSpeed speed = measure_machine(config.param_dtype(), plan.ranks);
   const std::int64_t steps = plan.steps - plan.begins_at;
   const std::int64_t validations = 1 + (plan.eval_every > 0 ? steps / plan.eval_every : 1);
   constexpr std::int64_t kValidationSequences = 8;
-  const double seconds = seconds_of_training(gpt_options(plan), speed, plan.ranks, steps, config.train_batch_size,
+  const ModelSize size{plan.parameters_numel, plan.layers, plan.dim, plan.seq, plan.recompute_every};
+  const double seconds = seconds_of_training(size, speed, plan.ranks, steps, config.train_batch_size,
                                              validations * plan.eval_batches * kValidationSequences);
   std::string text =
       hanging("machine", fmt::format("{}: about {}", describe_speed(speed, plan.ranks), duration(seconds)));
   constexpr double kLong = 600;
   if (seconds > kLong && plan.max_minutes == 0) {
-    text += hanging("",
-                    "fewer --steps, a smaller --preset, or --max-minutes 10 end it sooner; Ctrl-C saves a checkpoint, "
-                    "from which --resume goes on");
+    text += hanging("", fmt::format("fewer --steps, {}, or --max-minutes 10 end it sooner; Ctrl-C saves a checkpoint, "
+                                    "from which --resume goes on",
+                                    plan.model.empty() ? "a smaller --preset" : "a smaller --batch-size or --seq"));
   }
   return text;
 }
