@@ -31,6 +31,7 @@ ASKED_EARLY = (
 ADAPTED = {
     "accelerate.state": ("zerotorch.integrations.hf", "count_ranks"),
     "transformers.trainer": ("zerotorch.integrations.hf", "make_engines_anew"),
+    "transformers.training_args": ("zerotorch.integrations.hf", "take_bf16_without_gpu"),
 }
 
 

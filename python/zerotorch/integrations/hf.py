@@ -29,6 +29,8 @@ def configure() -> None:
     count_ranks(accelerate.state)
     if "transformers.trainer" in sys.modules:
         make_engines_anew(sys.modules["transformers.trainer"])
+    if "transformers.training_args" in sys.modules:
+        take_bf16_without_gpu(sys.modules["transformers.training_args"])
 
 
 def count_ranks(state: ModuleType) -> None:
@@ -46,8 +48,7 @@ def count_ranks(state: ModuleType) -> None:
         found, kind = original(self, cpu, sagemaker_dp, backend)
         if found is not None or cpu or not _is_one_of_several_ranks():
             return found, kind
-        under_deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
-        return "gloo", kind if under_deepspeed else state.DistributedType.MULTI_CPU
+        return "gloo", kind if _is_under_deepspeed() else state.DistributedType.MULTI_CPU
 
     prepare_backend._zerotorch_original = original  # type: ignore[attr-defined]
     state.PartialState._prepare_backend = prepare_backend
@@ -74,6 +75,39 @@ def make_engines_anew(trainer: ModuleType) -> None:
 
     wrap_model._zerotorch_original = original  # type: ignore[attr-defined]
     trainer.Trainer._wrap_model = wrap_model
+
+
+def take_bf16_without_gpu(training_args: ModuleType) -> None:
+    """Has `TrainingArguments(bf16=True)` of `transformers.training_args` be taken on a machine without a GPU where
+    deepspeed trains. Local; a second call does nothing.
+
+    It wants to be told use_cpu=True. Recipes with `bf16: true` say nothing of the kind, and trl's arguments have bf16
+    by default.
+    """
+    original = training_args.TrainingArguments.__post_init__
+    if hasattr(original, "_zerotorch_original"):
+        return
+
+    @functools.wraps(original)
+    def post_init(self: Any) -> None:
+        import torch
+
+        if torch.cuda.is_available() or not (self.deepspeed or _is_under_deepspeed()):
+            return original(self)
+        asks = training_args.is_torch_bf16_gpu_available
+        training_args.is_torch_bf16_gpu_available = lambda: True  # type: ignore[attr-defined]
+        try:
+            original(self)
+        finally:
+            training_args.is_torch_bf16_gpu_available = asks  # type: ignore[attr-defined]
+
+    post_init._zerotorch_original = original  # type: ignore[attr-defined]
+    training_args.TrainingArguments.__post_init__ = post_init
+
+
+def _is_under_deepspeed() -> bool:
+    """What accelerate's launcher says."""
+    return os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
 
 
 def _is_one_of_several_ranks() -> bool:
