@@ -91,7 +91,8 @@ def _raise_exceptions_only(common):
 
 
 def _compare_on_the_cpu():
-    """What the tests compare with takes a GPU for granted: DistributedDataParallel with device_ids, NCCL for bf16."""
+    """What the tests compare with takes a GPU for granted: DistributedDataParallel with device_ids, NCCL for bf16, and
+    tensors on a device by its number, which DeepSpeed has as a string, a gather of numbers, which gloo does not take."""
     import torch
 
     plain = torch.nn.parallel.DistributedDataParallel.__init__
@@ -101,6 +102,18 @@ def _compare_on_the_cpu():
 
     torch.nn.parallel.DistributedDataParallel.__init__ = init
     sys.modules["unit.util"].bf16_required_version_check = lambda *args, **kwargs: True
+    accelerator = sys.modules["deepspeed.accelerator"].get_accelerator()
+    if FILE not in os.environ:  # the real one
+        accelerator.current_device = accelerator.current_device_name
+        sys.modules["unit.common"].reduce_boolean_flags = _agree
+
+
+def _agree(flag, op=all):
+    import torch
+
+    flags = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(flags, bool(flag))
+    return op(flags)
 
 
 def _refuse_what_is_missing(file):

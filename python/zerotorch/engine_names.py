@@ -188,8 +188,14 @@ class EngineNames:
     seq_parallel_group: Any = None
     pipeline_parallelism = has_moe_layers = use_ds_comm = is_compiled = False
     num_experts: tuple[int, ...] = ()
-    #: Of modules with sparse gradients, which are reduced as dense ones.
-    sparse_tensor_module_names: frozenset[str] = frozenset()
+
+    @property
+    def sparse_tensor_module_names(self) -> set[str]:
+        """Of the weights whose gradients "sparse_gradients": true sends by their rows: those of embeddings."""
+        if not self._config.raw.get("sparse_gradients", False):
+            return set()
+        kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+        return {f"{name}.weight" for name, module in self.module.named_modules() if isinstance(module, kinds)}
 
     def get_data_parallel_rank(self) -> int:
         return comm.get_rank()

@@ -332,3 +332,19 @@ def test_the_norm_of_a_skipped_update_is_infinite(stage: int) -> None:
     (norms,) = run(1, norms_of_skipped_updates, stage)
     assert norms[0] is None and norms[2] == norms[3] == float("inf")
     assert 0 < norms[1] < 10 and 0 < norms[4] < 10
+
+
+def names_of_sparse_gradients(sparse: bool) -> set[str]:
+    import zerotorch
+
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 1))
+    settings = config(1, sparse_gradients=sparse)
+    engine = zerotorch.initialize(model=model, model_parameters=model.parameters(), config=settings)[0]
+    names: set[str] = engine.sparse_tensor_module_names
+    engine.destroy()
+    return names
+
+
+def test_weights_with_sparse_gradients_are_named() -> None:
+    assert run(1, names_of_sparse_gradients, True) == [{"0.weight"}]
+    assert run(1, names_of_sparse_gradients, False) == [set()]
