@@ -17,8 +17,8 @@ struct MachineSpeed {
   bool in_fp32 = false;  ///< this CPU has no fast instructions for `dtype`: products are computed in fp32
 };
 
-/// Of a CPU rank in a job of `ranks` ranks on this host. `dtype`: of parameters. Measures at the first call. *Local*, main
-/// thread.
+/// Of a CPU rank in a job of `ranks` ranks on this host. `dtype`: of parameters. Measures at the first call. *Local*,
+/// main thread.
 MachineSpeed measure_machine(DType dtype, int ranks);
 
 /// "2 ranks x 1 thread at 88 GFLOP/s in bf16 (computed in fp32)".

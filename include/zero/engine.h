@@ -108,8 +108,8 @@ struct InitializeOptions {
   /// Name of that optimizer in checkpoints and messages; empty: its C++ class.
   std::string optimizer_name;
   /// For inference: all parameters are frozen (requires_grad_(false)) until the engine ends, and there are no master
-  /// weights, optimizer states or gradients. backward(), step() and all gradient functions throw ModelError; load_checkpoint() loads
-  /// weights and buffers only. An "optimizer" in the JSON is ignored.
+  /// weights, optimizer states or gradients. What would train throws ModelError; load_checkpoint() loads weights and
+  /// buffers only. An "optimizer" in the JSON is ignored.
   bool evaluation_only = false;
   /// What zero_grad() between two micro-batches of an accumulation window does to the micro-batches that step() has
   /// already ended: false drops them, as in plain libtorch; true keeps them, as DeepSpeed does for programs that call
