@@ -78,6 +78,7 @@ constexpr std::pair<std::string_view, std::string_view> kNamesElsewhere[] = {
     {"--max-new-tokens", "--length"},
     {"--gradient-checkpointing", "--recompute"},
     {"--activation-checkpointing", "--recompute"},
+    {"--device", "--gpu-memory"},
 };
 
 }  // namespace
