@@ -3,14 +3,17 @@ engine."""
 
 from __future__ import annotations
 
+import json
+import os
 from typing import Any
+from unittest import mock
 
 import hf_trainer as hf
 import models
 import pytest
 import torch
 from ranks import run
-from support import needs, program
+from support import needs, program, python, script
 from torch import nn
 
 needs("accelerate")
@@ -182,9 +185,6 @@ def test_trains_as_plain_torch(ranks: int, stage: int, way: str) -> None:
 
 def without_a_file(stage: int, yaml: bool) -> tuple[list[float], list[float]]:
     """Losses, and plain torch's, without JSON: of a plugin, or what `accelerate launch` makes of options and YAML."""
-    import os
-    from unittest import mock
-
     environment = {
         "ACCELERATE_USE_DEEPSPEED": "true",
         "ACCELERATE_DEEPSPEED_ZERO_STAGE": str(stage),
@@ -325,3 +325,61 @@ def overflowing(stage: int) -> tuple[list[bool], list[int]]:
             applied.append(model.global_steps - model.skipped_steps)
         accelerator.free_memory()
         return skipped, applied
+
+
+LAUNCHED = """
+    import sys
+    sys.path.insert(0, {tests!r})
+    import json
+    import torch
+    import test_hf_accelerate as tests
+    from accelerate import Accelerator
+
+    accelerator = Accelerator()
+    model = tests.Model()
+    optimizer = torch.optim.AdamW(tests.groups(model), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, tests.schedule)
+    loader = torch.utils.data.DataLoader(tests.data(), batch_size=2)
+    prepared = accelerator.prepare(model, optimizer, loader, scheduler)
+    losses = tests.epoch(accelerator, *prepared)[0]
+    engine = prepared[0]
+    said = [engine.zero_optimization_stage(), str(engine.module.head.weight.dtype), accelerator.num_processes]
+    if accelerator.is_main_process:
+        print("RESULT", json.dumps([said, losses]))
+"""
+
+
+def yaml_of(stage: int) -> str:
+    """As recipes have it, and as accelerate's questionnaire writes it."""
+    section = {
+        "deepspeed_multinode_launcher": "standard",
+        "gradient_accumulation_steps": 2,
+        "gradient_clipping": CLIP,
+        "offload_optimizer_device": "none",
+        "offload_param_device": "none",
+        "zero3_init_flag": stage == 3,
+        "zero3_save_16bit_model": True,
+        "zero_stage": stage,
+    }
+    lines = ["compute_environment: LOCAL_MACHINE", "debug: false", "distributed_type: DEEPSPEED", "deepspeed_config:"]
+    lines += [f"  {key}: {str(value).lower()}" for key, value in section.items()]
+    lines += ["downcast_bf16: 'no'", "machine_rank: 0", "main_training_function: main", "num_machines: 1"]
+    lines += ["num_processes: 8", "rdzv_backend: static", "same_network: true", "use_cpu: false"]
+    return "\n".join([*lines, "mixed_precision: 'no'", ""])
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_the_launcher_reads_files_of_recipes(tmp_path: Any, stage: int) -> None:
+    """`accelerate launch --config_file zero3.yaml`, each rank under zerotorch.run."""
+    (tmp_path / "zero.yaml").write_text(yaml_of(stage))
+    launch = ["-m", "zerotorch.run", "-m", "accelerate.commands.launch", "--config_file", str(tmp_path / "zero.yaml")]
+    launch += ["--num_processes", "2", "--main_process_port", "0", "--module", "zerotorch.run"]
+    code = script(tmp_path, LAUNCHED.format(tests=os.path.dirname(__file__)))
+    done = python(*launch, code, timeout=240, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    said, losses = json.loads(done.stdout.partition("RESULT")[2])
+    assert said == [stage, "torch.float32", 2]
+    with mock.patch.dict(os.environ, WORLD_SIZE="2"):
+        wanted = train_plain("torch's")[0][0][:BATCHES]
+    assert losses == pytest.approx(wanted, rel=2e-5)
+
