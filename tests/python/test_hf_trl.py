@@ -226,3 +226,50 @@ def test_reinforces_as_a_data_parallel_module() -> None:
         for mine, wanted in zip(stage_3, plain, strict=True):
             assert mine == pytest.approx(wanted, rel=1e-3, abs=1e-6)
         assert plain[1]["kl"] > 0
+
+
+def prefer() -> list[list[dict[str, float]]]:
+    """What a reward model logs at stages 2 and 3 and with torch's data-parallel module."""
+    with hf.libraries(), hf.shared_folder() as folder:
+        from transformers import AutoModelForSequenceClassification
+        from transformers.trainer_callback import PrinterCallback
+        from trl import RewardConfig, RewardTrainer
+
+        pretrained = hf.save_model(folder)
+        logs = []
+        for settings in (config(2), config(3), None):
+            with hf.libraries():
+                torch.manual_seed(5)  # its head is random
+                args = RewardConfig(
+                    output_dir=folder,
+                    deepspeed=settings,
+                    per_device_train_batch_size=2,
+                    max_steps=4,
+                    learning_rate=1e-2,
+                    logging_steps=1,
+                    save_strategy="no",
+                    report_to=[],
+                    disable_tqdm=True,
+                    bf16=False,
+                    gradient_checkpointing=False,
+                )
+                with hf.fresh():
+                    model = AutoModelForSequenceClassification.from_pretrained(pretrained, num_labels=1, pad_token_id=0)
+                trainer = RewardTrainer(
+                    model=model, args=args, train_dataset=dataset("dpo"), processing_class=tokenizer()
+                )
+                trainer.remove_callback(PrinterCallback)
+                assert trainer.accelerator.num_processes == hf.ranks()
+                trainer.train()
+                keys = ("loss", "grad_norm", "mean_reward")
+                logs.append([{key: one[key] for key in keys} for one in trainer.state.log_history if "loss" in one])
+                if settings:
+                    trainer.model_wrapped.destroy()
+        return logs
+
+
+def test_learns_preferences_as_a_data_parallel_module() -> None:
+    for stage_2, stage_3, plain in run(2, prefer):
+        assert stage_2 == stage_3 and len(plain) == 4
+        for mine, wanted in zip(stage_3, plain, strict=True):
+            assert mine == pytest.approx(wanted, rel=1e-3, abs=1e-6)
