@@ -29,6 +29,10 @@ class _Scale(LossScalerBase):
         self.min_scale: float = section["min_loss_scale"]
         self.delayed_shift: int = section["hysteresis"]
         self.consecutive_hysteresis: bool = section["consecutive_hysteresis"]
+        # By the names of LossScaleConfig, which DeepSpeed's optimizers without ZeRO have.
+        self.use_grad_scaling: bool = section["enabled"]
+        self.dynamic_loss_scale = dynamic
+        self.min_loss_scale = self.min_scale
 
     @property
     def cur_scale(self) -> float:  # type: ignore[override]
@@ -84,6 +88,8 @@ class OptimizerNames:
         """Has `loss_scale`, `cur_scale`, `cur_iter`, `dynamic`, `scale_loss()` and DynamicLossScaler's settings."""
         section = self._its_engine()._config.resolved["fp16"]
         return _Scale(self._required(), self.dynamic_loss_scale, section)
+
+    loss_scale_config = loss_scaler
 
     @property
     def dynamic_loss_scale(self) -> bool:

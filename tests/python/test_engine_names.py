@@ -155,6 +155,9 @@ def names() -> None:
     assert optimizer.needs_scaler() and optimizer.dynamic_loss_scale and optimizer.loss_scaler.dynamic
     assert optimizer.loss_scaler.loss_scale == optimizer.loss_scaler.cur_scale == engine.loss_scale() == 16
     assert optimizer.loss_scaler.scale_loss(torch.tensor(2.0)) == 32
+    settings = optimizer.loss_scale_config
+    assert settings.dynamic_loss_scale and settings.use_grad_scaling and settings.cur_scale == 16
+    assert settings.min_loss_scale == optimizer.loss_scaler.min_scale and settings.cur_iter == engine.global_steps
     with pytest.raises(AssertionError, match="the engine does it at each step"):
         optimizer.loss_scaler.update_scale(True)
     assert engine.initial_dynamic_scale() == 16 and engine.dynamic_loss_scale_args()["init_scale"] == 16

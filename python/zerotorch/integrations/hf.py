@@ -93,7 +93,8 @@ def take_bf16_without_gpu(training_args: ModuleType) -> None:
         import torch
 
         if torch.cuda.is_available() or not (self.deepspeed or _is_under_deepspeed()):
-            return original(self)
+            original(self)
+            return
         asks = training_args.is_torch_bf16_gpu_available
         training_args.is_torch_bf16_gpu_available = lambda: True  # type: ignore[attr-defined]
         try:
