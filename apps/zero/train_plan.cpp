@@ -702,8 +702,8 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
     if (!console.enabled()) print_error(fmt::format("zero train: warning: {}\n", done));
   } else if (const std::int64_t end = steps_of_schedule(plan.config); plan.goes_on && end > 0 && plan.steps > end) {
     console.print(hanging("resume", fmt::format("the schedule ends after {}: from there on the learning rate stays as "
-                                                "it is then",
-                                                counted(end, "step"))));
+                                                "it is then, {:.3g}",
+                                                counted(end, "step"), plan::learning_rate_at(config, end))));
   }
   return plan;
 }

@@ -29,8 +29,8 @@ struct ProductSpeed {
 ProductSpeed measure_cpu_products(DType dtype, int edge = 128);
 
 /// While it lives, products of `dtype` (kBFloat16 or kFloat16) on the CPU of this process are computed one way: mm,
-/// addmm, bmm, baddbmm, addmv and dot (to which linear, matmul and einsum come down), fused attention, convolutions,
-/// LSTMs, and their gradients. For all threads, and for tensors of every module. Several may live at a time if they
+/// addmm, bmm, baddbmm and addmv (to which linear, matmul and einsum come down), fused attention, convolutions, LSTMs,
+/// and their gradients. For all threads, and for tensors of every module. Several may live at a time if they
 /// agree.
 class CpuProductsScope {
  public:

@@ -43,6 +43,11 @@ class DeepSpeedConfig(ConfigNames):
 
     def __init__(self, config: Any, mpu: Any = None, mesh_device: Any = None) -> None:
         self.raw, self.source = read(config)
+        if isinstance(self.raw.get("zero_optimization"), bool):
+            raise ConfigError(
+                'zero_optimization: true and false are of old versions of DeepSpeed; write {"stage": 1} for true, and leave '
+                "it out for false"
+            )
         self.resolved: dict[str, Any] = json.loads(_C.resolve_config(_to_text(self.raw), self.source))
         self._check_accumulation()
         self.autocast_dtype = autocast_dtype(self.raw)
@@ -197,7 +202,7 @@ def read(config: Any) -> tuple[dict[str, Any], str]:
     except OSError:  # too long for a name: text
         is_file = False
     if is_file:
-        return _parse(path.read_text(), str(path)), str(path)
+        return _parse(path.read_text(encoding="utf-8-sig"), str(path)), str(path)
     text = str(config)
     try:
         return _parse(base64.urlsafe_b64decode(text).decode(), "config"), "config"

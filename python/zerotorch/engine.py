@@ -700,6 +700,25 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
             )
         return super().load_state_dict(state_dict, strict, assign)
 
+    def load_module_state_dict(
+        self,
+        checkpoint: Mapping[str, Any],
+        strict: bool = True,
+        custom_load_fn: Callable[..., Any] | None = None,
+        fetch_z3_params: bool = False,
+        **_: Any,
+    ) -> None:
+        """Loads ``checkpoint["module"]``, a state_dict() of the module, by ``custom_load_fn(src=, dst=)`` where it is given.
+        Parameters need no fetching. *Collective.*"""
+        values = checkpoint["module"]
+        if custom_load_fn is None:
+            self.module.load_state_dict(values, strict=strict)
+            return
+        from zerotorch.zero.gathered import GatheredParameters
+
+        with GatheredParameters(list(self._names), modifier_rank=0):
+            custom_load_fn(src=values, dst=self.module)
+
     def load_full_weights(self, path: Any, strict: bool = True) -> dict[str, Any]:
         """Replaces weights and buffers by those of a whole model: safetensors (file, index or folder) or a file of
         torch.save(). One rank reads, one tensor at a time. *Collective.*"""

@@ -6,10 +6,12 @@ import contextlib
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _NormBase
 
 from zerotorch import _C
 from zerotorch.distributed import world_group
 from zerotorch.errors import ConfigError
+from zerotorch.utils.logging import logger
 
 _DTYPES = {
     **dict.fromkeys(("fp32", "float32", "float", "torch.float32"), torch.float32),
@@ -63,9 +65,19 @@ def cast_buffers(module: torch.nn.Module, raw: dict[str, Any]) -> None:
     if value is None:
         return
     dtype = _dtype_of(value, "data_types.buffer_dtype")
+    used = next((_DTYPES[name] for name in ("bf16", "bfloat16", "fp16") if (raw.get(name) or {}).get("enabled") is True), None)
+    if used is None:
+        logger.warning("data_types.buffer_dtype: no effect without bf16 or fp16, as in DeepSpeed")
+        return
     for buffer in module.buffers():
-        if buffer.dtype in _DTYPES.values() and buffer.dtype != dtype:
+        if buffer.dtype in (*_DTYPES.values(), torch.float64) and buffer.dtype != dtype:
             buffer.data = buffer.data.to(dtype)
+    if dtype != used and any(isinstance(one, _NormBase) and one.track_running_stats for one in module.modules()):
+        logger.warning(
+            "data_types.buffer_dtype: running statistics of BatchNorm and its like become %s all the same, as torch's "
+            "kernels want them in the dtype of the weights",
+            used,
+        )
 
 
 class Autocast:

@@ -417,6 +417,12 @@ def split_of(documents: list[Document], fraction: float, seed: int) -> tuple[lis
     count, have = first_ones(documents, wanted)
     if have >= wanted / 2:
         return documents[count:], documents[:count]
+    # One that is not much: whole documents are worth more than the right size.
+    most = max(2 * wanted, sum(len(document.text) for document in documents) / 10)
+    whole = [document for document in documents if wanted / 2 <= len(document.text) <= most]
+    if whole:
+        best = min(whole, key=lambda document: abs(len(document.text) - wanted))
+        return [document for document in documents if document is not best], [best]
     texts = [document for document in documents if document.learnt is None]
     largest = max(texts, key=lambda document: len(document.text), default=None)
     if largest is not None and len(largest.text) > wanted:
@@ -471,7 +477,7 @@ def encode_prompt(options: argparse.Namespace) -> None:
 
 def made_from(options: argparse.Namespace, files: list[Path]) -> str:
     """Changes with whatever decides about the tokens."""
-    given = ["4", options.field, options.separator, options.validation_fraction, options.seed, str(options.tokenizer.resolve())]
+    given = ["5", options.field, options.separator, options.validation_fraction, options.seed, str(options.tokenizer.resolve())]
     tokenizer = options.tokenizer / "tokenizer.json" if options.tokenizer.is_dir() else options.tokenizer
     settings = tokenizer.parent / "tokenizer_config.json"
     template = tokenizer.parent / "chat_template.jinja"
@@ -576,7 +582,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--field", default="text", help='of texts in JSONL (default: "text")')
     parser.add_argument("--separator", help="the token after each document (default: the tokenizer's end of text)")
-    parser.add_argument("--validation-fraction", type=fraction, default=0.05, help="in whole documents (default 0.05); 1: all")
+    parser.add_argument("--validation-fraction", type=fraction, default=0.05, help="about this much of the text (default 0.05), in whole documents or the end of the largest; 1: all")
     parser.add_argument("--seed", type=int, default=1234, help="of the order of the documents")
     parser.add_argument("--keep", action="store_true", help="do nothing where --out is made of this")
     options = parser.parse_args(arguments)

@@ -335,6 +335,13 @@ void Gradients::drop_window() {
           "zero_grad() between a backward() and its step(), in an accumulation window that keeps its earlier "
           "micro-batches: it cannot drop this one alone; call step() first");
     }
+    if (!std::exchange(warned_of_keeping_, true) && impl_.groups.is_first()) {
+      base::log_warning(
+          "zero_grad() inside an accumulation window keeps its {} micro-batches, as DeepSpeed's stage 2 does; its "
+          "stages 0 and 1, and plain torch, drop them. Call it at the window's end only, or not at all: step() ends a "
+          "window by itself",
+          impl_.window_micro_batches());
+    }
     mark_all();
     return;
   }

@@ -92,7 +92,7 @@ class Gradients {
   bool announced_ = false;           ///< inside begin_backward() .. end_backward()
   std::optional<std::string> lost_;  ///< why the window is lost
   bool foreign_ = false;             ///< gradients came in the backward of another engine
-  bool warned_of_drop_ = false;
+  bool warned_of_drop_ = false, warned_of_keeping_ = false;
   std::shared_ptr<Gradients*> self_;  ///< for callbacks that outlive it
 };
 

@@ -1,10 +1,9 @@
-// mm, addmm, bmm, baddbmm, addmv and dot, to which linear, matmul, einsum and their gradients come down.
+// mm, addmm, bmm, baddbmm and addmv, to which linear, matmul, einsum and their gradients come down.
 #include <ATen/native/Resize.h>
 #include <ATen/ops/addmm_cpu_dispatch.h>
 #include <ATen/ops/addmv_cpu_dispatch.h>
 #include <ATen/ops/baddbmm_cpu_dispatch.h>
 #include <ATen/ops/bmm_cpu_dispatch.h>
-#include <ATen/ops/dot_cpu_dispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm_cpu_dispatch.h>
 
@@ -170,13 +169,6 @@ Tensor& addmv_(Tensor& self, const Tensor& matrix, const Tensor& vector, const S
   return self;
 }
 
-Tensor dot(const Tensor& a, const Tensor& b) {
-  const bool takes = is_taken(a) && a.scalar_type() == b.scalar_type() && a.dim() == 1 && b.dim() == 1 &&
-                     a.numel() == b.numel() && is_ordinary(a) && is_ordinary(b);
-  if (!takes) return at::cpu::dot(a, b);
-  return at::cpu::dot(widened_in(Slot::kLeft, a), widened_in(Slot::kRight, b)).to(a.scalar_type());
-}
-
 }  // namespace
 
 void register_matrix_products(torch::Library& cpu) {
@@ -193,7 +185,6 @@ void register_matrix_products(torch::Library& cpu) {
   cpu.impl("addmv", TORCH_FN(addmv));
   cpu.impl("addmv.out", TORCH_FN(addmv_out));
   cpu.impl("addmv_", TORCH_FN(addmv_));
-  cpu.impl("dot", TORCH_FN(dot));
 }
 
 }  // namespace zero::products

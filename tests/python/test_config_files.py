@@ -41,3 +41,13 @@ def test_without_the_library_the_error_names_it(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "hjson", None)
     with pytest.raises(ConfigError, match=r"config.json:3: not valid JSON: .*pip install hjson"):
         DeepSpeedConfig(written(tmp_path, HJSON))
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
+    text = '\ufeff{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}}'
+    assert DeepSpeedConfig(written(tmp_path, text)).stage == 2
+
+
+def test_a_stage_by_true_or_false_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match='zero_optimization: .*"stage": 1'):
+        DeepSpeedConfig({"train_micro_batch_size_per_gpu": 2, "zero_optimization": True})

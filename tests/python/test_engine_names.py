@@ -351,3 +351,27 @@ def names_of_sparse_gradients(sparse: bool) -> set[str]:
 def test_weights_with_sparse_gradients_are_named() -> None:
     assert run(1, names_of_sparse_gradients, True) == [{"0.weight"}]
     assert run(1, names_of_sparse_gradients, False) == [set()]
+
+
+def loads_a_module(stage: int) -> None:
+    engine = make(stage)
+    with torch.no_grad():
+        wanted = {name: torch.full(p.shape, 0.25) for name, p in engine.module.state_dict().items()}
+    engine.load_module_state_dict({"module": wanted})
+    for name, p in engine.module.named_parameters():
+        torch.testing.assert_close(engine._core.full_weight(name), wanted[name], rtol=0, atol=0)
+
+    def load(src: dict[str, torch.Tensor], dst: torch.nn.Module) -> None:
+        with torch.no_grad():
+            for name, parameter in dst.named_parameters():
+                parameter.copy_(2 * src[name])
+
+    engine.load_module_state_dict({"module": wanted}, custom_load_fn=load)
+    for name, _ in engine.module.named_parameters():
+        torch.testing.assert_close(engine._core.full_weight(name), 2 * wanted[name], rtol=0, atol=0)
+    engine.destroy()
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_state_dict_of_the_module_is_loaded(stage: int) -> None:
+    run(2, loads_a_module, stage)

@@ -126,6 +126,18 @@ def buffers() -> None:
         engine = zerotorch.initialize(model=model, config=config(2, bf16={"enabled": True}, data_types=types))[0]
         assert model.scale.dtype == wanted and model.first.weight.dtype == torch.bfloat16
         engine.destroy()
+    # Without 16-bit parameters it has no effect, as in DeepSpeed.
+    model = Net()
+    model.scale = model.scale.half()
+    engine = zerotorch.initialize(model=model, config=config(2, data_types={"buffer_dtype": "fp32"}))[0]
+    assert model.scale.dtype == torch.float16
+    engine.destroy()
+    model = Net()
+    model.scale = model.scale.double()
+    types = {"buffer_dtype": "fp32"}
+    engine = zerotorch.initialize(model=model, config=config(2, bf16={"enabled": True}, data_types=types))[0]
+    assert model.scale.dtype == torch.float32
+    engine.destroy()
 
 
 def test_buffers_get_their_dtype() -> None:

@@ -172,3 +172,24 @@ def test_dropped_micro_batches_are_told_of_once() -> None:
     assert said.returncode == 0, said.stderr
     assert said.stderr.count("has dropped the 1 micro-batches") == 1
     assert "an update was made of" not in said.stderr
+
+
+_KEEPS = """
+import torch, zerotorch
+config = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, "optimizer": {"type": "AdamW"}}
+engine = zerotorch.initialize(model=torch.nn.Linear(4, 4), config=config)[0]
+for _ in range(4):
+    engine.backward(engine(torch.ones(1, 4)).sum())
+    engine.step()
+    engine.optimizer.zero_grad()
+assert engine.global_steps == 2
+"""
+
+
+def test_micro_batches_that_are_kept_are_told_of() -> None:
+    """Plain torch would drop them."""
+    from support import python
+
+    said = python("-c", _KEEPS, ZERO_LOG_LEVEL="warning")
+    assert said.returncode == 0, said.stderr
+    assert said.stderr.count("keeps its 1 micro-batches") == 1
