@@ -12,9 +12,14 @@ Nothing is fetched: `git clone --depth 1` them; what is not there is left out, w
 data is made here, all is on the CPU with two ranks. Each program runs unchanged at ZeRO stages 2 and 3, and once with
 tests/callers/plain.py in DeepSpeed's place: data parallelism with torch's AdamW.
 
-Two Pythons, both with zerotorch's torch: --python with transformers 5, accelerate, trl, peft, datasets, torchdata,
-pylatexenc, pillow and aiohttp; --old-python for DeepSpeed-Chat and HelloDeepSpeed, which need transformers 4 (4.46),
-accelerate, datasets, sentencepiece, tensorboard, fire, loguru, pytz and sh. zerotorch itself comes from --package.
+Three Pythons, all with zerotorch's torch. zerotorch itself comes from --package.
+
+      --python       transformers 5.15 (OpenRLHF replaces parts of it), accelerate, trl, peft, datasets, torchdata,
+                     pylatexenc, pillow, aiohttp
+      --python-2025  for open-r1 and alignment-handbook: transformers 4.53, accelerate 1.9, trl 0.19, peft, datasets,
+                     math-verify 0.5.2, latex2sympy2_extended, python-dotenv, jieba, langdetect, aiofiles
+      --python-2024  for DeepSpeed-Chat and HelloDeepSpeed: transformers 4.46, accelerate 1.1, datasets, sentencepiece,
+                     tensorboard, fire, loguru, pytz, sh
 
 Columns: ok (within the tolerance of plain training), refused (NotBuiltError or ConfigError), differs, failed; the
 largest relative difference to plain training, and whether stages 2 and 3 printed the same numbers; first and last loss.
@@ -42,6 +47,7 @@ HERE = ROOT / "tests/callers"
 RANKS = 2
 REPOSITORIES = ("axolotl", "LLaMA-Factory", "open-instruct", "alignment-handbook", "open-r1", "trl")
 FILES = ("files", "trained-files")
+PYTHONS = {"DeepSpeedExamples": "python_2024", "alignment-handbook": "python_2025", "open-r1": "python_2025"}
 PLAIN = 0  # in place of a stage
 NUMBER = r"(-?[\d.]+(?:e[-+]?\d+)?|nan|inf)"
 REFUSALS = ("NotBuiltError", "ConfigError")
@@ -68,12 +74,16 @@ class Caller:
     losses: str  # a regular expression with one group, of lines of rank 0
     tolerance: float = 0.03  # relative to plain training, which rounds to bf16 elsewhere
     stages: tuple[int, ...] = (2, 3)
-    old: bool = True
     local_rank: bool = True  # the launcher gives --local_rank
     refused: str = ""  # what the refusal says, where it is by design
     beside_plain: bool = True
     yaml: str = ""  # started by accelerate's launcher, with this file
-    needs: tuple[str, ...] = ()  # callers whose folders it reads, at the same stage
+    needs: tuple[str, ...] = ()  # callers whose folders it reads
+
+    @property
+    def python(self) -> str:
+        """The option with the libraries of its time."""
+        return PYTHONS.get(self.checkout, "python")
 
 
 # ---- DeepSpeedExamples ----
@@ -114,7 +124,7 @@ def chat(step: str, arguments: str, dtype: str = "bf16") -> Callable[[Run], list
                 (folder / "data" / f"{name}.json").write_text("\n".join(part) + "\n")
         before = run.folder.parent
         text = arguments.format(
-            opt=run.made / "opt", sft=before / f"chat-sft-{run.stage}/out", rm=before / f"chat-rm-{run.stage}/out",
+            opt=run.made / "opt", sft=before / f"chat-sft-{PLAIN}/out", rm=before / f"chat-rm-{PLAIN}/out",
             stage=run.stage,
         )
         data = ["--data_path", "local/jsonfile", "--data_output_path", run.at("data"), "--output_dir", run.at("out")]
@@ -201,29 +211,29 @@ CALLERS = [
     Caller("chat-ppo-hybrid", "DeepSpeedExamples", chat("step3_rlhf_finetuning", PPO + "--enable_hybrid_engine"),
            STEP_3, refused="hybrid_engine", needs=("chat-sft", "chat-rm")),
     Caller("openrlhf-sft", "OpenRLHF", openrlhf("train_sft", "--data.input_key prompt --data.output_key chosen"),
-           metric("gpt_loss"), old=False),
+           metric("gpt_loss")),
     Caller("openrlhf-sft-lora", "OpenRLHF",
            openrlhf("train_sft", "--data.input_key prompt --data.output_key chosen --ds.lora.rank 4 "
-                    "--model.gradient_checkpointing_enable"), metric("gpt_loss"), old=False),
+                    "--model.gradient_checkpointing_enable"), metric("gpt_loss")),
     Caller("openrlhf-rm", "OpenRLHF",
            openrlhf("train_rm", "--data.prompt_key prompt --adam.lr 1e-3 --eval.dataset {made}/pairs.jsonl"),
-           metric("loss"), tolerance=0.1, old=False),
-    Caller("openrlhf-dpo", "OpenRLHF", openrlhf("train_dpo", "--data.prompt_key prompt"), metric("loss"), old=False),
-    Caller("openrlhf-states", "OpenRLHF", openrlhf_states, metric("value"), tolerance=0.1, old=False),
+           metric("loss"), tolerance=0.1),
+    Caller("openrlhf-dpo", "OpenRLHF", openrlhf("train_dpo", "--data.prompt_key prompt"), metric("loss")),
+    Caller("openrlhf-states", "OpenRLHF", openrlhf_states, metric("value"), tolerance=0.1),
     Caller("trl-sft", "trl", on_trainer("trl/trl/scripts/sft.py", "--dataset_name {made}/texts --max_length 64"),
-           LOGGED, old=False, yaml="trl/trl/accelerate_configs/zero{stage}.yaml"),
+           LOGGED, yaml="trl/trl/accelerate_configs/zero{stage}.yaml"),
     Caller("trl-dpo", "trl", on_trainer("trl/trl/scripts/dpo.py", "--dataset_name {made}/pairs --max_length 96"),
-           LOGGED, old=False, yaml="trl/trl/accelerate_configs/zero{stage}.yaml"),
+           LOGGED, yaml="trl/trl/accelerate_configs/zero{stage}.yaml"),
     Caller("trl-dpo-precomputed", "trl",
            on_trainer("trl/trl/scripts/dpo.py",
                       "--dataset_name {made}/pairs --max_length 96 --precompute_ref_log_probs true"),
-           LOGGED, old=False, yaml="trl/trl/accelerate_configs/zero{stage}.yaml"),
+           LOGGED, yaml="trl/trl/accelerate_configs/zero{stage}.yaml"),
     Caller("trl-reward", "trl", on_trainer("trl/trl/scripts/reward.py", "--dataset_name {made}/pairs --max_length 96"),
-           LOGGED, old=False, yaml="trl/examples/accelerate_configs/deepspeed_zero{stage}.yaml"),
+           LOGGED, yaml="trl/examples/accelerate_configs/deepspeed_zero{stage}.yaml"),
     Caller("trl-grpo", "trl",
            on_trainer("trl/trl/scripts/grpo.py", "--dataset_name {made}/prompts --reward_funcs rewards.length "
                       "--num_generations 2 --max_completion_length 12"),
-           LOGGED, old=False, yaml="trl/trl/accelerate_configs/zero{stage}.yaml"),
+           LOGGED, yaml="trl/trl/accelerate_configs/zero{stage}.yaml"),
     Caller("handbook-sft", "alignment-handbook",
            on_trainer("alignment-handbook/scripts/sft.py", "--dataset_name {made}/conversations --max_length 96"),
            LOGGED, stages=(3,), yaml="alignment-handbook/recipes/accelerate_configs/zero{stage}.yaml"),
@@ -237,7 +247,7 @@ CALLERS = [
 
 
 def command(options: argparse.Namespace, caller: Caller, run: Run) -> list[str]:
-    python = str(options.old_python if caller.old else options.python)
+    python = str(getattr(options, caller.python))
     program = caller.program(run)
     if caller.yaml and run.stage != PLAIN:
         # As `ZEROTORCH_AS_DEEPSPEED=1 accelerate launch` with an installed package.
@@ -438,7 +448,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("checkouts", type=pathlib.Path)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="callers with one of these in the name")
     parser.add_argument("--python", type=pathlib.Path, default=ROOT / "build/libraries/bin/python")
-    parser.add_argument("--old-python", type=pathlib.Path, default=ROOT / "build/old-libraries/bin/python")
+    parser.add_argument("--python-2025", type=pathlib.Path, default=ROOT / "build/libraries-2025/bin/python")
+    parser.add_argument("--python-2024", type=pathlib.Path, default=ROOT / "build/libraries-2024/bin/python")
     parser.add_argument("--package", type=pathlib.Path, default=ROOT / "build/release/python")
     parser.add_argument("--limit", type=float, default=240, help="seconds for a program (default: %(default)g)")
     parser.add_argument("--logs", type=pathlib.Path, help="keep what programs print there")
@@ -455,7 +466,7 @@ def main() -> int:
         folder = pathlib.Path(name)
         made = False
         for caller in chosen(options):
-            python = options.old_python if caller.old else options.python
+            python = getattr(options, caller.python)
             missing = [path for path in (options.checkouts / caller.checkout, python) if not path.exists()]
             if missing:
                 show(caller.name, "-", "left out", "", f"there is no {missing[0]}")

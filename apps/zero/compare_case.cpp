@@ -38,7 +38,9 @@ class Trainer {
       const DType dtype = config.param_dtype();
       if (dtype != DType::kFloat32) model_->to(dtype == DType::kBFloat16 ? at::kBFloat16 : at::kHalf);
       if (!device_.is_cpu()) model_->to(device_);
-      if (device_.is_cpu() && dtype != DType::kFloat32) products_ = products_of_all(config, dtype);
+      if (device_.is_cpu() && dtype != DType::kFloat32) {
+        products_ = cpu_products_of_all(config.zerotorch.cpu_products, dtype, group_);
+      }
       return;
     }
     engine_.emplace(
@@ -71,13 +73,6 @@ class Trainer {
   }
 
  private:
-  /// Computes as the engines of the other modes do: as rank 0 chooses.
-  CpuProductsScope products_of_all(const Config& config, DType dtype) {
-    auto way = static_cast<std::int64_t>(CpuProductsScope(config.zerotorch.cpu_products, dtype).chosen());
-    group_.broadcast(&way, 1, DType::kInt64, 0, {.label = "cpu_products"}).wait();
-    return {static_cast<CpuProducts>(way), dtype};
-  }
-
   const Config& config_;
   Group group_;
   at::Device device_;

@@ -129,17 +129,14 @@ fs::path make_folder(const CompareOptions& options) {
 }
 
 /// How long it will take, and what to do about it where that is long. Of a comparison on the CPU of this host; else "".
-std::string describe_time(const TrainPlan& plan, const Config& config, const CompareOptions& options) {
+std::string describe_its_time(const TrainPlan& plan, const Config& config, const CompareOptions& options) {
   if (plan.device != "cpu") return "";
   const MachineSpeed speed = measure_machine(config.param_dtype(), plan.ranks);
   const auto runs = static_cast<double>(modes_of(options.modes).size()) * static_cast<double>(options.rounds);
   const double seconds = runs * seconds_of_training(size_of(gpt_options(plan)), speed, plan.ranks, plan.steps,
                                                     config.train_batch_size, /*validated=*/0);
-  std::string text =
-      hanging("machine", fmt::format("{}: about {}", describe_speed(speed, plan.ranks), duration(seconds)));
-  constexpr double kLong = 600;
-  if (seconds > kLong)
-    text += hanging("", "a smaller --preset, fewer --steps, --rounds 1 or fewer --modes end it sooner");
+  std::string text = describe_time(speed, plan.ranks, seconds,
+                                   "a smaller --preset, fewer --steps, --rounds 1 or fewer --modes end it sooner");
   if (options.peers && speed.in_fp32) {
     const double native = measure_cpu_products(speed.dtype).native;
     text += hanging("", fmt::format("the peers compute in {} by libtorch's own kernels, which take about {:.0f} times "
@@ -176,7 +173,7 @@ TrainPlan prepare(const CompareOptions& options, const Console& console) {
                           counted(config.train_batch_size, "sequence"), counted(plan.ranks, "rank"),
                           config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps,
                           dtype_name(config.param_dtype()), plan.device == "cpu" ? cpu_name() : plan.device)));
-  if (console.enabled()) console.print(describe_time(plan, config, options));
+  if (console.enabled()) console.print(describe_its_time(plan, config, options));
   console.print("\n");
   return plan;
 }

@@ -51,6 +51,13 @@ std::string describe_speed(const MachineSpeed& speed, int ranks) {
                      speed.in_fp32 ? ", computed in fp32: this CPU has no fast instructions for it" : "");
 }
 
+std::string describe_time(const MachineSpeed& speed, int ranks, double seconds, const std::string& remedy) {
+  constexpr double kLong = 600;
+  std::string text = hanging("machine", fmt::format("{}: about {}", describe_speed(speed, ranks), duration(seconds)));
+  if (seconds > kLong && !remedy.empty()) text += hanging("", remedy);
+  return text;
+}
+
 ModelSize size_of(const GPTOptions& model) {
   return {gpt_numel(model), model.layers, model.dim, model.seq, model.recompute_every};
 }
@@ -88,7 +95,7 @@ FirstRun choose_first_run(const MachineSpeed& speed, int ranks) {
 
 void choose_run_size(TrainOptions& options, int ranks) {
   const bool sized = options.preset || options.layers || options.dim || options.heads || options.seq ||
-                     !options.model.empty() || !options.init_from.empty();
+                     !options.model.empty() || !options.init_from.empty() || !options.weights.empty();
   const bool open = !sized && !options.steps && options.config.empty() && !options.batch_size && !options.micro_batch;
   if (!open || !(options.device.empty() || options.device == "cpu")) return;
   const DType dtype = options.dtype == "fp32"   ? DType::kFloat32

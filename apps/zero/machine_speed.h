@@ -24,6 +24,9 @@ MachineSpeed measure_machine(DType dtype, int ranks);
 /// "2 ranks x 1 thread at 88 GFLOP/s in bf16 (computed in fp32)".
 std::string describe_speed(const MachineSpeed& speed, int ranks);
 
+/// The line "machine" of a run that takes `seconds`; after ten minutes, another one with `remedy`, if there is one.
+std::string describe_time(const MachineSpeed& speed, int ranks, double seconds, const std::string& remedy);
+
 /// What of a transformer its time depends on.
 struct ModelSize {
   std::int64_t numel = 0, layers = 0, dim = 0, seq = 0, recompute_every = 0;

@@ -48,6 +48,7 @@ void override_zero(ordered_json& json, const TrainOptions& options) {
 
 /// The largest rate of the schedule. Throws ConfigError where the schedule has no such number.
 void override_rate(ordered_json& json, double lr) {
+  if (!json.contains("optimizer") || json["optimizer"].is_null()) json["optimizer"] = {{"type", "AdamW"}};
   json["optimizer"]["params"]["lr"] = lr;
   for (const char* own : {"muon_lr", "adam_lr"}) json["optimizer"]["params"].erase(own);
   if (!json.contains("scheduler") || !json["scheduler"].is_object()) return;

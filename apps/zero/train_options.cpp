@@ -143,7 +143,7 @@ constexpr const char* kFixedByTheRun[] = {
     "--seq",           "--config",     "--seed",           "--batch-size",   "--micro-batch",
     "--dtype",         "--eval-every", "--eval-batches",   "--prompt",       "--temperature",
     "--sample-length", "--top-k",      "--no-tensorboard", "--print-config", "--separate-documents",
-    "--separator"};
+    "--separator",     "--weights"};
 
 /// An option that may be followed by the folder of a run.
 CLI::Option* add_run_option(CLI::App& command, const std::string& name, bool& wanted, std::string& run_dir,
@@ -354,6 +354,13 @@ void add_folder_options(CLI::App& command, TrainOptions& options) {
       ->type_name("DIR")
       ->group(kModel)
       ->excludes("--preset");
+  command
+      .add_option("--weights", options.weights,
+                  "begin with these weights of a model of the same sizes, as zero ckpt export writes them")
+      ->type_name("PATH")
+      ->group(kModel)
+      ->excludes("--model")
+      ->excludes("--init-from");
   command
       .add_option("--lora", options.lora_rank,
                   "train low-rank adapters of this rank, and not the model of --init-from (docs/models.md)")

@@ -26,6 +26,7 @@ struct TrainOptions {
   std::optional<std::int64_t> layers, dim, heads, seq;
   std::string model;                      ///< a Hugging Face folder or config.json, in place of a preset
   std::string init_from;                  ///< a Hugging Face folder with weights
+  std::string weights;                    ///< a file with those of a preset
   std::string export_dir;                 ///< for the weights in the end
   std::optional<std::int64_t> lora_rank;  ///< adapters of this rank are trained, not the model
   std::optional<double> lora_alpha, lora_dropout;

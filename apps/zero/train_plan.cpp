@@ -41,12 +41,12 @@ namespace zero::app {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, ranks, resume, goes_on, restart, keep_going, patience, keep_best,
                                    max_minutes, command_line, spare_folder, data, suffixes, text_tokenizer, cache_dir,
-                                   preset, model, init_from, export_folder, lora, merge, layers, dim, heads, seq,
-                                   recompute_every, recompute_keep, separator, parameters_numel, trained_numel, config,
-                                   corpus_folder, corpus_hash, train_tokens, text_nbytes, token_pieces, tokenizer,
-                                   token_nbytes, baseline_nats, run_folder, tensorboard_folder, steps, eval_every,
-                                   eval_batches, seed, prompt, sample_length, top_k, temperature, quiet, verbose, json,
-                                   norms, noise, device)
+                                   preset, model, init_from, weights, export_folder, lora, merge, layers, dim, heads,
+                                   seq, recompute_every, recompute_keep, separator, parameters_numel, trained_numel,
+                                   config, corpus_folder, corpus_hash, train_tokens, text_nbytes, token_pieces,
+                                   tokenizer, token_nbytes, baseline_nats, run_folder, tensorboard_folder, steps,
+                                   eval_every, eval_batches, seed, prompt, sample_length, top_k, temperature, quiet,
+                                   verbose, json, norms, noise, device)
 
 namespace {
 
@@ -210,7 +210,7 @@ void print_head(const Console& console) {
 }
 
 /// How long it will take, and what to do about it where that is long. On the CPU of this host; else "".
-std::string describe_time(const TrainPlan& plan, const Config& config) {
+std::string describe_its_time(const TrainPlan& plan, const Config& config) {
   if (plan.device != "cpu") return "";
   const MachineSpeed speed = measure_machine(config.param_dtype(), plan.ranks);
   const std::int64_t steps = plan.steps - plan.begins_at;
@@ -219,20 +219,16 @@ std::string describe_time(const TrainPlan& plan, const Config& config) {
   const ModelSize size{plan.parameters_numel, plan.layers, plan.dim, plan.seq, plan.recompute_every};
   const double seconds = seconds_of_training(size, speed, plan.ranks, steps, config.train_batch_size,
                                              validations * plan.eval_batches * kValidationSequences);
-  std::string text =
-      hanging("machine", fmt::format("{}: about {}", describe_speed(speed, plan.ranks), duration(seconds)));
-  constexpr double kLong = 600;
-  if (seconds > kLong && plan.max_minutes == 0) {
-    text += hanging("", fmt::format("fewer --steps, {}, or --max-minutes 10 end it sooner; Ctrl-C saves a checkpoint, "
-                                    "from which --resume goes on",
-                                    plan.model.empty() ? "a smaller --preset" : "a smaller --batch-size or --seq"));
-  }
-  return text;
+  if (plan.max_minutes > 0) return describe_time(speed, plan.ranks, seconds, /*remedy=*/{});
+  return describe_time(speed, plan.ranks, seconds,
+                       fmt::format("fewer --steps, {}, or --max-minutes 10 end it sooner; Ctrl-C saves a checkpoint, "
+                                   "from which --resume goes on",
+                                   plan.model.empty() ? "a smaller --preset" : "a smaller --batch-size or --seq"));
 }
 
 void print_tail(const Console& console, const TrainPlan& plan, const Config& config, const std::string& about_memory) {
   console.print(describe_model(plan) + describe_training(plan, config, plan.ranks));
-  if (console.enabled()) console.print(describe_time(plan, config));
+  if (console.enabled()) console.print(describe_its_time(plan, config));
   console.print(fmt::format("run        {}{}\n", short_path(plan.run_folder),
                             plan.resume    ? ", goes on"
                             : plan.restart ? ", starts over"
@@ -320,7 +316,7 @@ TrainPlan read_plan(const std::filesystem::path& folder) {
     json.emplace("spare_folder", "");
     json.emplace("suffixes", nlohmann::json::array());
     for (const char* text :
-         {"model", "init_from", "export_folder", "token_pieces", "tokenizer", "text_tokenizer", "lora"})
+         {"model", "init_from", "weights", "export_folder", "token_pieces", "tokenizer", "text_tokenizer", "lora"})
       json.emplace(text, "");
     json.emplace("merge", false);
     json.emplace("device", "cpu");
@@ -359,9 +355,11 @@ std::string describe_model(const TrainPlan& plan) {
   const GPTOptions preset = gpt_preset(plan.preset);
   const bool as_is =
       preset.layers == plan.layers && preset.dim == plan.dim && preset.heads == plan.heads && preset.seq == plan.seq;
-  return hanging("model", fmt::format("{}{}: {} parameters in {} of width {}, {}, context of {} bytes", plan.preset,
-                                      as_is ? "" : ", changed", human_count(static_cast<double>(plan.parameters_numel)),
-                                      counted(plan.layers, "layer"), plan.dim, counted(plan.heads, "head"), plan.seq));
+  const std::string weights = plan.weights.empty() ? "" : "; weights of " + short_path(plan.weights);
+  return hanging("model",
+                 fmt::format("{}{}: {} parameters in {} of width {}, {}, context of {} bytes{}", plan.preset,
+                             as_is ? "" : ", changed", human_count(static_cast<double>(plan.parameters_numel)),
+                             counted(plan.layers, "layer"), plan.dim, counted(plan.heads, "head"), plan.seq, weights));
 }
 
 std::string tokenizer_of(const TrainPlan& plan) {
@@ -541,6 +539,9 @@ TrainPlan choose_model(const TrainOptions& options) {
   plan.heads = model.heads;
   plan.seq = model.seq;
   plan.parameters_numel = plan.trained_numel = gpt_numel(model);
+  plan.weights = absolute_or_empty(options.weights);
+  if (!plan.weights.empty() && !std::filesystem::exists(plan.weights))
+    throw ConfigError(fmt::format("--weights {}: is not there", options.weights));
   plan.recompute_every = options.recompute.value_or(0);
   plan.recompute_keep = options.recompute_keep.value_or(KeptResults::kNone);
   return plan;

@@ -19,6 +19,7 @@ struct TrainPlan {
   std::string preset;          ///< or the name of `model`
   std::string model;           ///< its config.json; empty: the preset's GPT with the sizes that follow
   std::string init_from;       ///< a folder with its weights; empty: random ones
+  std::string weights;         ///< of such a GPT, a file or a folder; empty: random ones
   std::string export_folder;   ///< for its weights in the end; empty: none
   std::string lora;            ///< adapter_config.json of the adapters that are trained in place of it; empty: none
   bool merge = false;          ///< they are exported as part of its weights

@@ -177,7 +177,10 @@ int run(const TrainPlan& plan, Group group) {
 
   LanguageModel model(plan, device);
   Engine engine = model.initialize(config, {.group = group, .parameter_groups = {no_decay_group()}});
-  if (!plan.init_from.empty() && !plan.goes_on) model.load_weights(engine, plan.init_from);
+  if (!plan.goes_on) {
+    if (!plan.init_from.empty()) model.load_weights(engine, plan.init_from);
+    if (!plan.weights.empty()) engine.load_full_weights(plan.weights);
+  }
   Progress progress(console, plan.steps, config.steps_per_print);
   TrainLoop loop(plan, model, engine, console, progress);
   print_start(console, plan, engine, clock.seconds());

@@ -425,7 +425,7 @@ struct Config {
     ProgressThread progress_thread = ProgressThread::kAuto;
     /// How products of 16-bit parameters and activations are computed on the CPU (zero/cpu_products.h). auto: in fp32
     /// where the processor has no instructions for the dtype; rank 0's choice holds for all. For the whole process
-    /// while the engine lives. With fp32 parameters only kFp32 has an effect: on products under autocast.
+    /// while the engine lives. With fp32 parameters: products under autocast.
     CpuProducts cpu_products = CpuProducts::kAuto;
     /// Copying store: choose how far to prefetch from measured gather and compute times, up to
     /// stage3_prefetch_bucket_size. False: always prefetch that far.

@@ -11,6 +11,8 @@
 
 namespace zero {
 
+class Group;
+
 enum class CpuProducts : std::uint8_t {
   kAuto,    ///< whichever is faster on this processor, by a measurement of some milliseconds
   kNative,  ///< libtorch's own kernels
@@ -44,11 +46,16 @@ class CpuProductsScope {
 
   /// kNative or kFp32.
   CpuProducts chosen() const;
+  DType dtype() const;
 
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// A scope that is one way on all ranks of `group`: kAuto is what it is for rank 0, whose processor decides for all, as
+/// their products are parts of one sum. *Collective.* Throws as CpuProductsScope().
+CpuProductsScope cpu_products_of_all(CpuProducts wanted, DType dtype, Group& group);
 
 /// What kAuto takes for `dtype`: measured at the first call. *Local*, any thread.
 CpuProducts faster_cpu_products(DType dtype);

@@ -105,7 +105,8 @@ struct InitializeOptions {
   /// update leaves alone. Correct for elementwise optimizers; one that needs whole parameters sees only shards
   /// (docs/optimizers.md). The JSON must have no "optimizer" section; parameter_groups may set names only.
   OptimizerFactory optimizer_factory;
-  /// Name of that optimizer in checkpoints and messages; empty: its C++ class.
+  /// Name of that optimizer in checkpoints and messages; empty: its C++ class. Without optimizer_factory: whose the
+  /// JSON's "optimizer" section is, where a program has written it for an optimizer of its own.
   std::string optimizer_name;
   /// For inference: all parameters are frozen (requires_grad_(false)) until the engine ends, and there are no master
   /// weights, optimizer states or gradients. What would train throws ModelError; load_checkpoint() loads weights and
@@ -299,7 +300,15 @@ class Engine {
   /// *Collective.*
   void set_full_optimizer_state(std::string_view name, std::string_view state, const at::Tensor& value);
 
-  /// The part of a parameter that this rank updates: elements [begin, begin + values.numel()) in memory order.
+  /// Elements [begin, end) of a parameter, in memory order.
+  struct LocalRange {
+    std::int64_t begin = 0;
+    std::int64_t end = 0;
+  };
+  /// The part of a parameter that this rank updates; {0, 0} if it has none. Local. Throws ModelError for unknown names
+  /// and frozen parameters.
+  LocalRange local_range(std::string_view name) const;
+  /// That part's values: elements [begin, begin + values.numel()).
   struct LocalPart {
     std::int64_t begin = 0;
     at::Tensor values;  ///< a copy, fp32, flat; empty if this rank has no part

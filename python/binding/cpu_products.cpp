@@ -6,6 +6,7 @@
 #include "engine.h"
 #include "zero/cpu_products.h"
 #include "zero/errors.h"
+#include "zero/group.h"
 
 namespace zerotorch {
 namespace py = pybind11;
@@ -36,6 +37,13 @@ void bind_cpu_products(py::module_& module) {
            }),
            py::arg("way"), py::arg("dtype"))
       .def_property_readonly("chosen", [](const zero::CpuProductsScope& scope) { return name_of(scope.chosen()); });
+  module.def(
+      "cpu_products_of_all",
+      [](const std::string& way, const std::string& dtype, zero::Group& group) {
+        const py::gil_scoped_release release;
+        return zero::cpu_products_of_all(way_of(way), dtype_of(dtype), group);
+      },
+      py::arg("way"), py::arg("dtype"), py::arg("group"));
   module.def(
       "measure_cpu_products",
       [](const std::string& dtype, int edge) {

@@ -298,6 +298,11 @@ void bind_values(py::class_<PythonEngine>& engine) {
             self.get().set_full_optimizer_state(name, state, value);
           },
           NoGil())
+      .def("local_range",
+           [](PythonEngine& self, const std::string& name) {
+             const auto mine = self.get().local_range(name);
+             return std::pair(mine.begin, mine.end);
+           })
       .def("local_weight",
            [part](PythonEngine& self, const std::string& name) { return part(self.get().local_weight(name)); })
       .def("local_optimizer_state", [part](PythonEngine& self, const std::string& name, const std::string& state) {

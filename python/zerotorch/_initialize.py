@@ -145,7 +145,7 @@ class _Builder:
         partition.finish(self.model)
         self.device = self.device or _move_to_accelerator(self.model, world_group().local_rank)
         _part_from_spectral_norms(self.model)
-        cast_buffers(self.model, self.config.raw)
+        cast_buffers(self.model, self.config.raw, self.config.param_dtype)
         self._tell_what_is_cast()
         if self.client is not None:
             return self._with_client(self.client)
@@ -304,7 +304,14 @@ class _Builder:
             for group, values in zip(client.param_groups, params, strict=True)
         ]
         text = self.config.with_section("optimizer", {"type": kind, "params": base}).without("scheduler")
-        core = _C.initialize(self.model, text, world_group(), self._for_engine(groups), device=self.device)
+        core = _C.initialize(
+            self.model,
+            text,
+            world_group(),
+            self._for_engine(groups),
+            optimizer_name=f"the program's {type(client).__name__}",
+            device=self.device,
+        )
         optimizer = ZeroOptimizer(client.param_groups, dict(client.defaults), client, kind)
         optimizer.attach(core, self.names, _numbers_of(client.param_groups))
         return self._make(core, optimizer)

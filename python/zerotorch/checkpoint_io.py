@@ -55,7 +55,7 @@ def save(engine: DeepSpeedEngine, folder: str, tag: str, state: dict[str, Any], 
 def _of_first_rank(engine: DeepSpeedEngine, folder: str, tag: str) -> tuple[str, str]:
     """Where rank 0 saves, which is where all do: programs make names of the time, or of random numbers. *Collective.*
     Raises UsageError on all ranks where `checkpoint.tag_validation` is "Fail" and they differ."""
-    mode = str((engine._config.raw.get("checkpoint") or {}).get("tag_validation", "Warn")).lower()
+    mode = engine._config.tag_validation
     firsts = tuple(json.loads(text_of_first_rank(json.dumps([folder, tag]))))
     difference = None
     if firsts != (folder, tag):

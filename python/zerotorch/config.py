@@ -50,7 +50,7 @@ class DeepSpeedConfig(ConfigNames):
             )
         self.resolved: dict[str, Any] = json.loads(_C.resolve_config(_to_text(self.raw), self.source))
         self._check_accumulation()
-        self.autocast_dtype = autocast_dtype(self.raw)
+        self.autocast_dtype = autocast_dtype(self.raw, self.param_dtype)
 
     @property
     def stage(self) -> int:

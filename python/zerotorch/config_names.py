@@ -122,6 +122,11 @@ class ConfigNames:
         return (self.raw.get("scheduler") or {}).get("params")
 
     @property
+    def tag_validation(self) -> str:
+        """What save_checkpoint() does where ranks give different tags: "ignore", "warn" or "fail"."""
+        return str((self.raw.get("checkpoint") or {}).get("tag_validation", "Warn")).lower()
+
+    @property
     def steps_per_print(self) -> Any:
         return self.resolved["steps_per_print"]
 

@@ -37,7 +37,10 @@ _NOT_BUILT = {
     "eval_batch": _PIPELINES,
     "allreduce_gradients": _OWN_GRADIENTS,
     "buffered_allreduce_fallback": _OWN_GRADIENTS,
+    "clip_fp32_gradients": "set gradient_clipping in the configuration; step() clips",
+    "get_wall_clock_timers": "wall_clock_breakdown in the configuration prints the times, and zerotorch.trace keeps them",
     "set_data_post_process_func": "process batches in the loader's collate_fn",
+    "set_train_micro_batch_size": "a loader may give batches of any size; set_train_batch_size() changes their number",
     "flops_profiler": "the section flops_profiler of the configuration prints the figures of a step",
 }
 _cores: weakref.WeakSet[_C.Engine] = weakref.WeakSet()
@@ -116,7 +119,8 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
         self._leaves_shards = optimizer is None and self._holds_shards_only
         if self._leaves_shards:
             leave_shards(module, core, names)
-        handles = raw_access.attach(module, names, config.stage, self, core.world_size)
+        trained = optimizer is not None
+        handles = raw_access.attach(module, names, config.stage, self, core.world_size, trained=trained)
         if optimizer is not None:
             handles += optimizer.join(self._life, config.updates_in_backward)
         release = None if optimizer is None else optimizer.release()
@@ -538,10 +542,10 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
         full = self._full_gradient(parameter)
         if full is None:
             return None
-        begin, part = self._core.local_weight(self._name_of(parameter))
+        begin, end = self._core.local_range(self._name_of(parameter))
         in_memory_order = torch.empty_like(parameter, dtype=torch.float32, requires_grad=False).copy_(full)
         flat = in_memory_order.as_strided((full.numel(),), (1,))
-        return flat[begin : begin + part.numel()].clone()
+        return flat[begin:end].clone()
 
     def _local_optimizer_state(self, parameter: torch.nn.Parameter, key: str) -> torch.Tensor | None:
         if not parameter.requires_grad or self.optimizer is None:
@@ -559,18 +563,18 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
 
     def _with_all_parts(self, parameter: torch.nn.Parameter, part: torch.Tensor) -> torch.Tensor:
         """A tensor of the parameter's shape, of the parts that the ranks give. *Collective.*"""
-        begin, mine = self._core.local_weight(self._name_of(parameter))
-        wrong = f"this rank's part has {mine.numel()} elements, and the value has {part.numel()}"
-        problem = first_problem(None if mine.numel() == part.numel() else wrong)
+        begin, end = self._core.local_range(self._name_of(parameter))
+        wrong = f"this rank's part has {end - begin} elements, and the value has {part.numel()}"
+        problem = first_problem(None if end - begin == part.numel() else wrong)
         if problem is not None:
             raise UsageError(f"part of parameter '{self._name_of(parameter)}': {problem}")
         whole = torch.empty_like(parameter, dtype=torch.float32, requires_grad=False)
         flat = whole.as_strided((whole.numel(),), (1,))  # in the order of its memory
         group = world_group()
         for rank in range(group.size):
-            place = torch.tensor([begin, mine.numel()])
+            place = torch.tensor([begin, end])
             group.broadcast(place, rank)
-            piece = flat[int(place[0]) : int(place.sum())]
+            piece = flat[int(place[0]) : int(place[1])]
             if rank == group.rank:
                 piece.copy_(part.detach().flatten())
             if piece.numel() > 0:

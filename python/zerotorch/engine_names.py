@@ -157,6 +157,12 @@ class EngineNames:
     def initial_dynamic_scale(self) -> int:
         return int(2 ** self._config.resolved["fp16"]["initial_scale_power"])
 
+    def checkpoint_tag_validation_enabled(self) -> bool:
+        return self._config.tag_validation != "ignore"
+
+    def checkpoint_tag_validation_fail(self) -> bool:
+        return self._config.tag_validation == "fail"
+
     def torch_autocast_enabled(self) -> bool:
         return self._config.autocast_dtype is not None
 

@@ -30,7 +30,7 @@ def _dtype_of(value: Any, path: str) -> torch.dtype:
     return _DTYPES[value]
 
 
-def autocast_dtype(raw: dict[str, Any]) -> torch.dtype | None:
+def autocast_dtype(raw: dict[str, Any], param_dtype: torch.dtype) -> torch.dtype | None:
     """What `torch_autocast` of a configuration says forward computes in; None: nothing. Raises ConfigError. Local."""
     section = raw.get(_SECTION)
     if section is None:
@@ -45,11 +45,9 @@ def autocast_dtype(raw: dict[str, Any]) -> torch.dtype | None:
     if not section.get("enabled", False):
         return None
     dtype = _dtype_of(section.get("dtype") or "bf16", f"{_SECTION}.dtype")
-    for name in ("bf16", "bfloat16", "fp16"):
-        if (raw.get(name) or {}).get("enabled") is not True:
-            continue
-        if dtype != _DTYPES[name]:
-            raise ConfigError(f"{_SECTION}.dtype: {dtype}, and parameters are {_DTYPES[name]} ({name}.enabled): give both the same")
+    if param_dtype != torch.float32:
+        if dtype != param_dtype:
+            raise ConfigError(f"{_SECTION}.dtype: {dtype}, and parameters are {param_dtype}: give both the same")
         return dtype
     if dtype != torch.bfloat16:
         raise ConfigError(
@@ -59,24 +57,23 @@ def autocast_dtype(raw: dict[str, Any]) -> torch.dtype | None:
     return dtype
 
 
-def cast_buffers(module: torch.nn.Module, raw: dict[str, Any]) -> None:
+def cast_buffers(module: torch.nn.Module, raw: dict[str, Any], param_dtype: torch.dtype) -> None:
     """Gives floating-point buffers the dtype of `data_types.buffer_dtype`, where it is given. Local."""
     value = (raw.get("data_types") or {}).get("buffer_dtype")
     if value is None:
         return
     dtype = _dtype_of(value, "data_types.buffer_dtype")
-    used = next((_DTYPES[name] for name in ("bf16", "bfloat16", "fp16") if (raw.get(name) or {}).get("enabled") is True), None)
-    if used is None:
+    if param_dtype == torch.float32:
         logger.warning("data_types.buffer_dtype: no effect without bf16 or fp16, as in DeepSpeed")
         return
     for buffer in module.buffers():
         if buffer.dtype in (*_DTYPES.values(), torch.float64) and buffer.dtype != dtype:
             buffer.data = buffer.data.to(dtype)
-    if dtype != used and any(isinstance(one, _NormBase) and one.track_running_stats for one in module.modules()):
+    if dtype != param_dtype and any(isinstance(one, _NormBase) and one.track_running_stats for one in module.modules()):
         logger.warning(
             "data_types.buffer_dtype: running statistics of BatchNorm and its like become %s all the same, as torch's "
             "kernels want them in the dtype of the weights",
-            used,
+            param_dtype,
         )
 
 
@@ -93,11 +90,7 @@ class Autocast:
         self._type = device.type
         self._products: Any = None
         if self._type == "cpu" and dtype == torch.bfloat16:
-            # Rank 0's processor decides for all, as products are parts of one sum.
-            in_fp32 = _C.CpuProductsScope(cpu_products, "bf16").chosen == "fp32" if world_group().rank == 0 else False
-            chosen = torch.tensor([float(in_fp32)])
-            world_group().broadcast(chosen, 0)
-            self._products = _C.CpuProductsScope("fp32" if chosen.item() else "native", "bf16")
+            self._products = _C.cpu_products_of_all(cpu_products, "bf16", world_group())
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(self._type, self._dtype)

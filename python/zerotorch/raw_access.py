@@ -18,11 +18,15 @@ _STAGE_OF_SHARDED_PARAMETERS = 3
 
 
 class _Part:
-    """What DeepSpeed-aware programs ask of a parameter's shard."""
+    """What DeepSpeed-aware programs ask of a parameter's shard: under an engine what the rank updates of it, else an even
+    share."""
 
-    def __init__(self, parameter: torch.nn.Parameter, ranks: int) -> None:
-        self.ds_numel = -(-parameter.numel() // ranks)
-        self.ds_shape = self.shape = torch.Size([self.ds_numel])
+    def __init__(self, numel: int) -> None:
+        self.set_numel(numel)
+
+    def set_numel(self, numel: int) -> None:
+        self.ds_numel = numel
+        self.ds_shape = self.shape = torch.Size([numel])
 
     def numel(self) -> int:
         return self.ds_numel
@@ -36,7 +40,7 @@ _ids = itertools.count()
 
 def _marks(parameter: torch.nn.Parameter, ranks: int) -> dict[str, Any]:
     """The attributes by which programs know a parameter of ZeRO-3. Shape and numel() stay those of the whole."""
-    part = _Part(parameter, ranks)
+    part = _Part(-(-parameter.numel() // ranks))
     return {
         "ds_shape": parameter.shape,
         "ds_numel": parameter.numel(),
@@ -127,7 +131,7 @@ def install() -> None:
 
 
 def attach(
-    module: torch.nn.Module, names: dict[torch.nn.Parameter, str], stage: int, engine: Any, ranks: int
+    module: torch.nn.Module, names: dict[torch.nn.Parameter, str], stage: int, engine: Any, ranks: int, *, trained: bool
 ) -> list[Any]:
     """Makes raw accesses to the module's parameters safe. Returns handles for detach(). Local."""
     install()
@@ -138,6 +142,9 @@ def attach(
         parameter._zerotorch_engine = reference  # type: ignore[attr-defined]
         if stage >= _STAGE_OF_SHARDED_PARAMETERS:
             mark(parameter, ranks)
+            if parameter.requires_grad and trained:
+                begin, end = engine._core.local_range(names[parameter])
+                parameter.ds_tensor.set_numel(end - begin)  # type: ignore[attr-defined]
     if stage < _STAGE_OF_SHARDED_PARAMETERS:
         return []
     register: Any = torch.nn.Module.register_state_dict_post_hook

@@ -10,8 +10,9 @@
 namespace zero::engine {
 
 /// *Collective.* One way for all ranks, for as long as what is returned lives: what the configuration says, or what
-/// rank 0's processor does faster. With fp32 parameters only "fp32" has an effect, on products under autocast. Adds a
-/// notice where products are computed in fp32. Throws ConfigError.
+/// rank 0's processor does faster. With fp32 parameters this is for products under autocast, bf16 and fp16, and there
+/// is no scope for those that stay native. Adds a notice where products are computed in fp32, but for "auto" with fp32
+/// parameters. Throws ConfigError.
 std::vector<CpuProductsScope> choose_cpu_products(CpuProducts wanted, DType param_dtype, Group& group,
                                                   std::vector<std::string>& notices);
 

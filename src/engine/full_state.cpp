@@ -213,10 +213,16 @@ layout::Range updated_part(const Engine::Impl& impl, int p) {
   return layout::intersect(parameter.range, impl.optimizer->update_range(parameter.unit));
 }
 
+Engine::LocalRange range_in_parameter(const Engine::Impl& impl, int p, layout::Range mine) {
+  if (mine.empty()) return {};
+  const std::int64_t begin = mine.begin - impl.model.parameters[p].range.begin;
+  return {begin, begin + mine.numel()};
+}
+
 Engine::LocalPart local_part(const Engine::Impl& impl, int p, layout::Range mine, const at::Tensor& values) {
-  const std::int64_t begin = mine.empty() ? 0 : mine.begin - impl.model.parameters[p].range.begin;
-  return {begin, values.defined() ? values.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true)
-                                  : at::empty({0}, impl.model.device)};
+  return {range_in_parameter(impl, p, mine).begin, values.defined()
+                                                       ? values.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true)
+                                                       : at::empty({0}, impl.model.device)};
 }
 
 }  // namespace
@@ -271,6 +277,11 @@ std::vector<std::string> Engine::optimizer_states(std::string_view name) const {
 
 int Engine::parameter_group_of(std::string_view name) const {
   return impl_->optimizer->group_of(engine::find_parameter(impl_->inventory, name));
+}
+
+Engine::LocalRange Engine::local_range(std::string_view name) const {
+  const int p = engine::find_parameter(impl_->inventory, name);
+  return range_in_parameter(*impl_, p, updated_part(*impl_, p));
 }
 
 Engine::LocalPart Engine::local_weight(std::string_view name) {

@@ -314,11 +314,12 @@ OptimizerSetup set_up_optimizer(const Config& config, const InitializeOptions& o
   } else {
     setup.algorithm = setup::algorithm_of(config.optimizer);
     setup.options.groups.push_back({setup::hyper_of(config.optimizer)});
-    setup.description =
-        config.optimizer.given
-            ? fmt::format("{} from the configuration, lr {:g}", config.optimizer.type, config.optimizer.lr)
-            : fmt::format("no optimizer was given: {} with lr {:g}, weight_decay {:g}", config.optimizer.type,
-                          config.optimizer.lr, config.optimizer.weight_decay);
+    const std::string origin =
+        options.optimizer_name.empty() ? "from the configuration" : "as " + options.optimizer_name;
+    setup.description = config.optimizer.given
+                            ? fmt::format("{} {}, lr {:g}", config.optimizer.type, origin, config.optimizer.lr)
+                            : fmt::format("no optimizer was given: {} with lr {:g}, weight_decay {:g}",
+                                          config.optimizer.type, config.optimizer.lr, config.optimizer.weight_decay);
     if (!options.parameter_groups.empty()) take_parameter_groups(config, options, inventory, setup);
   }
   choose_rules(config, setup);

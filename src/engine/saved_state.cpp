@@ -147,7 +147,9 @@ class Reader {
 nlohmann::json threads_per_rank() { return at::get_num_threads(); }
 nlohmann::json cpu_capability() { return at::get_cpu_capability(); }
 nlohmann::json cpu_products(const Engine::Impl& impl) {
-  if (impl.cpu_products.empty()) return nullptr;
+  const bool computes_in_fp32 = impl.model.param_dtype == DType::kFloat32;  // unless under autocast
+  if (impl.cpu_products.empty() || (computes_in_fp32 && impl.config.zerotorch.cpu_products == CpuProducts::kAuto))
+    return nullptr;
   return impl.cpu_products.front().chosen() == CpuProducts::kFp32 ? "fp32" : "native";
 }
 

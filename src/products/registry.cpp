@@ -146,7 +146,9 @@ CpuProducts faster_cpu_products(DType dtype) {
 class CpuProductsScope::Impl {
  public:
   Impl(CpuProducts wanted, DType dtype)
-      : holders_(holders_of(dtype)), way_(wanted == CpuProducts::kAuto ? open_or_faster(dtype) : wanted) {
+      : holders_(holders_of(dtype)),
+        dtype_(dtype),
+        way_(wanted == CpuProducts::kAuto ? open_or_faster(dtype) : wanted) {
     const std::lock_guard lock(products::mutex());
     const auto other = way_ == CpuProducts::kFp32 ? CpuProducts::kNative : CpuProducts::kFp32;
     if (holders_.of(other) > 0) {
@@ -164,6 +166,7 @@ class CpuProductsScope::Impl {
   Impl& operator=(const Impl&) = delete;
 
   CpuProducts way() const { return way_; }
+  DType dtype() const { return dtype_; }
 
  private:
   /// What is open decides for who leaves it open.
@@ -175,6 +178,7 @@ class CpuProductsScope::Impl {
   }
 
   products::Holders& holders_;
+  DType dtype_;
   CpuProducts way_;
 };
 
@@ -183,5 +187,6 @@ CpuProductsScope::~CpuProductsScope() = default;
 CpuProductsScope::CpuProductsScope(CpuProductsScope&&) noexcept = default;
 CpuProductsScope& CpuProductsScope::operator=(CpuProductsScope&&) noexcept = default;
 CpuProducts CpuProductsScope::chosen() const { return impl_->way(); }
+DType CpuProductsScope::dtype() const { return impl_->dtype(); }
 
 }  // namespace zero

@@ -50,7 +50,8 @@ class DeepSpeedEngine(torch.nn.Module):
         for tensor in [*module.parameters(), *module.buffers()]:
             dist.broadcast(tensor.data, src=0)
         self.masters = self._use_masters() if self.optimizer else []
-        self.module.to(_precision(config))
+        for p in module.parameters():  # and no buffers, as in DeepSpeed since 0.19
+            p.data = p.data.to(_precision(config))
         self.lr_scheduler = scheduler(self.optimizer) if callable(scheduler) else scheduler
         self.tput_timer = types.SimpleNamespace(update_epoch_count=lambda: None)
         self.norm = 0.0

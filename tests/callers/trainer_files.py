@@ -18,15 +18,22 @@ import hf_trainer as hf
 import torch
 
 
-def losses(folder: str, pretrained: str, settings: Any, half: bool) -> list[float]:
+def losses(folder: str, pretrained: str, settings: Any, half: bool, schedule: Any = None) -> tuple[list[float], Any]:
+    """And the file's schedule, as Trainer has filled it in."""
     from transformers import AutoModelForCausalLM
+    from zerotorch.runtime.lr_schedules import WarmupDecayLR
 
     args = hf.arguments(folder, settings, bf16=half, **({} if settings else {"use_cpu": True}))
     trainer = hf.make_trainer(AutoModelForCausalLM.from_pretrained(pretrained, dtype=torch.float32), args)
+    if schedule is not None:
+        assert schedule["type"] == "WarmupDecayLR"
+        trainer.create_optimizer()
+        trainer.lr_scheduler = WarmupDecayLR(trainer.optimizer, **schedule["params"])
     trainer.train()
     if settings:
+        schedule = trainer.model_wrapped.config.get("scheduler")
         trainer.model_wrapped.destroy()
-    return [entry["loss"] for entry in hf.logged(trainer, "loss")]
+    return [entry["loss"] for entry in hf.logged(trainer, "loss")], schedule
 
 
 def run(file: str) -> dict[str, Any]:
@@ -35,11 +42,11 @@ def run(file: str) -> dict[str, Any]:
     with hf.libraries(), hf.shared_folder() as folder:
         pretrained = hf.save_model(folder)
         try:
-            mine = losses(folder, pretrained, file, half)
+            mine, schedule = losses(folder, pretrained, file, half)
         except Exception as error:  # on all ranks: it comes of the file
             return {"file": file, "error": f"{type(error).__name__}: {error}"}
         with hf.libraries(), hf.alone():
-            plain = losses(folder, pretrained, None, half)
+            plain, _ = losses(folder, pretrained, None, half, schedule)
     return {"file": file, "half": half, "losses": mine, "plain": plain}
 
 

@@ -350,6 +350,15 @@ final cut
 expect "steps" "$(grep -c '"loss"' cut/metrics.jsonl)" 33
 expect "steps logged twice" "$(grep -o '"step":[0-9]*,"loss"' cut/metrics.jsonl | sort | uniq -d)" ""
 
+# ---- a new run that begins with the weights of another ----
+"$zero" ckpt export uninterrupted weights > export.out 2>&1 || fail "$(cat export.out)"
+validated() { grep -oE '"val_loss":[^,}]*' "$1/metrics.jsonl" | "$2" -1; }
+"$zero" train $common -n 1 --run-dir begun --weights weights --lr 1e-5 --quiet > begun.out 2>&1 || fail "$(cat begun.out)"
+expect "first validation of a run with given weights" "$(validated begun head)" "$(validated uninterrupted tail)"
+"$zero" train --preset gpt-2m --data text.py --cache-dir cache --steps 2 --weights weights --run-dir other > other.out 2>&1
+expect "exit code for weights of other sizes" $? 1
+grep -q "they are of another model" other.out || fail "$(cat other.out)"
+
 # ---- without a folder: the newest below runs/ ----
 mkdir -p sub && cd sub || exit 1
 "$zero" train ${common/config.json/..\/config.json} --data ../text.py --cache-dir ../cache --steps 4 -n 1 --quiet > out 2>&1 || fail "$(cat out)"

@@ -109,6 +109,41 @@ def two_engines() -> str:
     return said
 
 
+def under_autocast(dtype: torch.dtype) -> tuple[str, bool]:
+    """What auto takes, and whether an engine with fp32 parameters holds the process to it."""
+    import zerotorch
+    from zerotorch.cpu_products import CpuProducts
+    from zerotorch.errors import ConfigError
+
+    model = network()
+    optimizer = {"type": "AdamW", "params": {"lr": 1e-2}}
+    config = {"train_micro_batch_size_per_gpu": 2, "optimizer": optimizer}
+    engine = zerotorch.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
+    with CpuProducts("auto", dtype) as chosen:
+        (way,) = chosen.values()
+    x = torch.randn(2, 24)
+    with torch.autocast("cpu", dtype):
+        y = engine(x)
+    engine.backward(y.float().sum())
+    engine.step()
+    try:
+        with CpuProducts("native" if way == "fp32" else "fp32", dtype):
+            held = False
+    except ConfigError:
+        held = True
+    engine.destroy()
+    with CpuProducts("native", dtype):
+        pass
+    return way, held
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_fp32_parameters_under_autocast(dtype: torch.dtype) -> None:
+    found = run(2, under_autocast, dtype)
+    assert found[0] == found[1]
+    assert found[0] in (("fp32", True), ("native", False))
+
+
 def test_engines_of_a_process_agree() -> None:
     (said,) = run(1, two_engines)
     assert "zerotorch.cpu_products" in said

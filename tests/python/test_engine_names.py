@@ -195,7 +195,7 @@ def test_sections_of_offload() -> None:
     run(1, offloaded)
 
 
-def what_deepspeeds_tests_read(stage: int) -> tuple[list[int], list[float], list[int], bool]:
+def what_deepspeeds_tests_read(stage: int) -> tuple[list[int], list[float], int | None, bool]:
     import zerotorch
     from zerotorch.utils import safe_get_full_fp32_param
 
@@ -215,7 +215,10 @@ def what_deepspeeds_tests_read(stage: int) -> tuple[list[int], list[float], list
     assert engine._config.gradient_allreduce_op == "mean" and not engine.sparse_tensor_module_names
     with pytest.raises(AssertionError, match="scalar tensor"):
         engine.scale(torch.ones(2))
-    part = list(model[2].weight.ds_tensor.shape) if stage == 3 else []
+    part = model[2].weight.ds_tensor.numel() if stage == 3 else None
+    assert engine.checkpoint_tag_validation_enabled() and not engine.checkpoint_tag_validation_fail()
+    with pytest.raises(AttributeError, match=r"set_train_micro_batch_size: .*set_train_batch_size"):
+        engine.set_train_micro_batch_size(2)
     gathered = torch.zeros(zerotorch.comm.get_world_size(), dtype=torch.int32)
     zerotorch.comm.all_gather_into_tensor(gathered, torch.tensor(zerotorch.comm.get_rank() + 1, dtype=torch.int32))
     frozen_is_none = safe_get_full_fp32_param(model[0].weight) is None
@@ -226,8 +229,13 @@ def what_deepspeeds_tests_read(stage: int) -> tuple[list[int], list[float], list
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("stage", [1, 3])
 def test_what_deepspeeds_tests_read(stage: int, ranks: int) -> None:
-    wanted = list(range(1, ranks + 1)), [16, 16, 32, 32], [8 // ranks] if stage == 3 else [], True
-    assert run(ranks, what_deepspeeds_tests_read, stage) == [wanted] * ranks
+    parts = []
+    for gathered, scales, part, frozen_is_none in run(ranks, what_deepspeeds_tests_read, stage):
+        assert gathered == list(range(1, ranks + 1))
+        assert scales == [16, 16, 32, 32]
+        assert frozen_is_none
+        parts.append(part)
+    assert sum(parts) == 8 if stage == 3 else parts == [None] * ranks
 
 
 def classes_by_stage(stage: int) -> list[bool]:

@@ -149,6 +149,21 @@ def test_fragments_go_to_the_engine() -> None:
         assert engine.calls[-2:] == [(f"_{what}", "exp_avg"), (f"_set_{what}", "exp_avg", value)]
     utils.safe_update_full_grad_vectorized([param], lambda grad, of: grad * 3)
     assert engine.calls[-1] == ("_set_full_gradient", torch.tensor([3.0]))
+    utils.get_full_hp_param(param)
+    utils.get_full_hp_param(param, "exp_avg")
+    utils.set_full_hp_param(param, value)
+    utils.set_full_hp_param(param, value, "exp_avg")
+    assert [call[0] for call in engine.calls[-4:]] == [
+        "_full_weight", "_full_optimizer_state", "_set_full_weight", "_set_full_optimizer_state"
+    ]  # fmt: skip
+
+
+def test_groups_are_all_ranks() -> None:
+    assert utils.get_data_parallel_rank() == utils.get_model_parallel_rank() == 0
+    assert utils.get_data_parallel_world_size() == utils.get_model_parallel_world_size() == 1
+    assert utils.get_data_parallel_group() is utils.groups._get_data_parallel_group()
+    with pytest.raises(NotBuiltError, match="model parallelism"):
+        utils.get_model_parallel_group()
 
 
 def test_fragments_without_an_engine() -> None:

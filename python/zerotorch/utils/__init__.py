@@ -26,8 +26,12 @@ _LEAF = (
     "z3_leaf_parameter",
 )
 
+_FULL = ("get_full_hp_param", "get_full_hp_grad", "set_full_hp_param", "set_full_hp_grad")
+_GROUPS = [f"get_{axis}_parallel_{what}" for axis in ("data", "model") for what in ("group", "rank", "world_size")]
+
 _ORIGINS = {
-    **{name: "zerotorch.utils.tensor_fragment" for name in [*_SAFE, "safe_update_full_grad_vectorized"]},
+    **{name: "zerotorch.utils.tensor_fragment" for name in [*_SAFE, *_FULL, "safe_update_full_grad_vectorized"]},
+    **{name: "zerotorch.utils.groups" for name in _GROUPS},
     **{name: "zerotorch.utils.leaf_modules" for name in _LEAF},
     "OnDevice": "zerotorch.utils.init_on_device",
     "RepeatingLoader": "zerotorch.runtime.dataloader",

@@ -96,6 +96,25 @@ def safe_set_local_optimizer_state(param: torch.nn.Parameter, value: torch.Tenso
     _stage_3_engine_of(param)._set_local_optimizer_state(param, optim_state_key, value)
 
 
+def get_full_hp_param(param: torch.nn.Parameter, optim_state_key: str | None = None) -> torch.Tensor | None:
+    """The fp32 weight, or the state of that name. Collective."""
+    if optim_state_key is None:
+        return safe_get_full_fp32_param(param)
+    return safe_get_full_optimizer_state(param, optim_state_key)
+
+
+def set_full_hp_param(param: torch.nn.Parameter, value: torch.Tensor, optim_state_key: str | None = None) -> None:
+    """Sets the fp32 weight, or the state of that name. Collective."""
+    if optim_state_key is None:
+        safe_set_full_fp32_param(param, value)
+    else:
+        safe_set_full_optimizer_state(param, value, optim_state_key)
+
+
+get_full_hp_grad = safe_get_full_grad
+set_full_hp_grad = safe_set_full_grad
+
+
 def _engine_of(param: torch.nn.Parameter) -> Any:
     reference = getattr(param, "_zerotorch_engine", None)
     return None if reference is None else reference()
