@@ -193,6 +193,7 @@ def on_trainer(script: str, arguments: str) -> Callable[[Run], list[str]]:
     return program
 
 
+FP32 = "--dataset_name {made}/texts --bf16 false --gradient_accumulation_steps 1 "
 LOGGED = r"'(?:loss|grad_norm)': '?" + NUMBER
 
 CALLERS = [
@@ -222,6 +223,8 @@ CALLERS = [
     Caller("openrlhf-states", "OpenRLHF", openrlhf_states, metric("value"), tolerance=0.1),
     Caller("trl-sft", "trl", on_trainer("trl/trl/scripts/sft.py", "--dataset_name {made}/texts --max_length 64"),
            LOGGED, yaml="trl/trl/accelerate_configs/zero{stage}.yaml"),
+    Caller("accelerate-defaults", "trl", on_trainer("trl/trl/scripts/sft.py", FP32 + "--max_length 64"), LOGGED,
+           tolerance=1e-5, stages=(2,), yaml=str(HERE / "accelerate_defaults.yaml")),
     Caller("trl-dpo", "trl", on_trainer("trl/trl/scripts/dpo.py", "--dataset_name {made}/pairs --max_length 96"),
            LOGGED, yaml="trl/trl/accelerate_configs/zero{stage}.yaml"),
     Caller("trl-dpo-precomputed", "trl",

@@ -276,6 +276,8 @@ class _Builder:
                 index = core.parameter_group_of(self.names[parameter])
                 if index not in facade:
                     facade[index] = {**group, "params": [], "lr": core.learning_rate(index)}
+                    if self.config.optimizer_name == "muon":
+                        facade[index]["use_muon"] = index % 2 == 0
                 facade[index]["params"].append(parameter)
         return [facade[index] for index in sorted(facade)], [*sorted(facade)]
 

@@ -9,8 +9,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from zerotorch import _C
+from zerotorch.errors import UsageError
 from zerotorch.runtime.zero.partition_parameters import ZeroParamStatus
 from zerotorch.zero import gathered
 
@@ -18,21 +20,48 @@ _STAGE_OF_SHARDED_PARAMETERS = 3
 
 
 class _Part:
-    """What DeepSpeed-aware programs ask of a parameter's shard: under an engine what the rank updates of it, else an even
-    share."""
+    """What DeepSpeed-aware programs ask of a parameter's shard: its size, which without an engine is an even share, and,
+    by torch's functions and methods, its values. These are copies: writing into them raises RuntimeError."""
 
     def __init__(self, numel: int) -> None:
-        self.set_numel(numel)
+        self._engine = EngineOf()
+        self._name = ""
+        self._dtype = torch.float32
+        self._set_numel(numel)
 
-    def set_numel(self, numel: int) -> None:
+    def _set_numel(self, numel: int) -> None:
         self.ds_numel = numel
         self.ds_shape = self.shape = torch.Size([numel])
+
+    def belongs_to(self, engine: EngineOf, core: Any, name: str, dtype: torch.dtype) -> None:
+        self._engine, self._name, self._dtype = engine, name, dtype
+        begin, end = core.local_range(name)
+        self._set_numel(end - begin)
 
     def numel(self) -> int:
         return self.ds_numel
 
     def size(self, dim: int | None = None) -> Any:
         return self.shape if dim is None else self.shape[dim]
+
+    def values(self) -> torch.Tensor:
+        """What the rank updates of the parameter, flat, in its dtype. Raises UsageError without an engine. Local."""
+        core = self._engine.core()
+        if core is None:
+            raise UsageError("ds_tensor has values under an engine that trains the parameter")
+        with torch.inference_mode():
+            mine: torch.Tensor = core.local_weight(self._name)[1].to(self._dtype)
+            return mine.clone()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(torch.Tensor, name):
+            raise AttributeError(f"ds_tensor has no attribute '{name}'")
+        values = self.values()
+        return values if name == "data" else getattr(values, name)  # a tensor's data could be written into
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*tree_map_only(cls, cls.values, args), **tree_map_only(cls, cls.values, kwargs or {}))
 
 
 _ids = itertools.count()
@@ -143,8 +172,8 @@ def attach(
         if stage >= _STAGE_OF_SHARDED_PARAMETERS:
             mark(parameter, ranks)
             if parameter.requires_grad and trained:
-                begin, end = engine._core.local_range(names[parameter])
-                parameter.ds_tensor.set_numel(end - begin)  # type: ignore[attr-defined]
+                part: _Part = parameter.ds_tensor  # type: ignore[attr-defined]
+                part.belongs_to(reference, engine._core, names[parameter], parameter.dtype)
     if stage < _STAGE_OF_SHARDED_PARAMETERS:
         return []
     register: Any = torch.nn.Module.register_state_dict_post_hook

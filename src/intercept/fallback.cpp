@@ -110,10 +110,7 @@ void parameter_use_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet k
       add_argument(uses, (*stack)[first + i], i < 64 && (info.written >> i & 1), info);
     }
   }
-  if (uses.marker().defined() &&
-      run_on_gradient_marker(uses.marker(), info.name, op.schema().arguments().size(), stack)) {
-    return;
-  }
+  if (uses.marker().defined() && run_on_gradient_marker(uses.marker(), op, info.name, stack)) return;
   uses.check();
   c10::impl::ExcludeDispatchKeyGuard no_recursion(kParameterKey);
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kParameterKey), stack);

@@ -32,6 +32,15 @@ Marker* marker_of(const at::Tensor& tensor) {
   return static_cast<Marker*>(pointer.get_context());
 }
 
+/// Whether `op` with these arguments, of which the first is `tensor`, returns that: by asking it for an empty one.
+bool gives_itself(const at::Tensor& tensor, const c10::OperatorHandle& op, torch::jit::Stack arguments) {
+  const at::Tensor empty = at::empty({0}, tensor.options());
+  if (!arguments.front().isTensor() || !arguments.front().toTensor().is_same(tensor)) return false;
+  arguments.front() = empty;
+  op.callBoxed(&arguments);
+  return arguments.back().toTensor().is_same(empty);
+}
+
 }  // namespace
 
 at::Tensor make_gradient_marker(const at::Tensor& parameter, std::string why) {
@@ -62,9 +71,10 @@ at::Tensor take_from_gradient_marker(const at::Tensor& tensor) {
 
 bool was_replaced_by_autograd(const at::Tensor& tensor) { return std::exchange(marker_of(tensor)->replaced, false); }
 
-bool run_on_gradient_marker(const at::Tensor& tensor, std::string_view name, std::size_t arguments,
+bool run_on_gradient_marker(const at::Tensor& tensor, const c10::OperatorHandle& op, std::string_view name,
                             torch::jit::Stack* stack) {
   Marker* const marker = marker_of(tensor);
+  const std::size_t arguments = op.schema().arguments().size();
   const auto argument = [&](std::size_t i) -> const c10::IValue& { return (*stack)[stack->size() - arguments + i]; };
   const auto finish = [&](at::Tensor result) {
     torch::jit::drop(*stack, arguments);
@@ -75,7 +85,11 @@ bool run_on_gradient_marker(const at::Tensor& tensor, std::string_view name, std
     marker->zeroed = true;
     return finish(tensor);
   }
-  if (is_view_operator(name) || name == "aten::detach_") return false;
+  if (is_view_operator(name) || name == "aten::detach_" || name == "aten::_has_compatible_shallow_copy_type")
+    return false;
+  if (name == "aten::to" &&
+      gives_itself(tensor, op, {stack->end() - static_cast<std::ptrdiff_t>(arguments), stack->end()}))
+    return finish(tensor);
   // AccumulateGrad: grad += new, or grad + new where it is differentiable, or sparse new + grad.
   if (in_backward() && (name == "aten::add_" || name == "aten::add") && argument(0).isTensor() &&
       argument(1).isTensor()) {

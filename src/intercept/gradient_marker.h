@@ -1,5 +1,6 @@
 #pragma once
 // The tensor that stands for a gradient which is elsewhere; see gradient_hook.h.
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <ATen/core/Tensor.h>
 
@@ -23,10 +24,10 @@ at::Tensor take_from_gradient_marker(const at::Tensor& marker);
 /// where gradients are differentiable.
 bool was_replaced_by_autograd(const at::Tensor& marker);
 
-/// An operator has `marker` among its arguments, the last `arguments` entries of `stack`. Within backward an
-/// addition to it hands over the other addend; zero_() is noted; what touches no values may run; all else throws
+/// `op` has `marker` among its arguments, the last entries of `stack`. Within backward an addition to it hands over the
+/// other addend; zero_() is noted; what touches no values may run, as to() where dtype and device stay; all else throws
 /// ModelError. True: the result is on the stack in place of the arguments, and the operator must not run.
-bool run_on_gradient_marker(const at::Tensor& marker, std::string_view operator_name, std::size_t arguments,
+bool run_on_gradient_marker(const at::Tensor& marker, const c10::OperatorHandle& op, std::string_view name,
                             torch::jit::Stack* stack);
 
 }  // namespace zero::intercept

@@ -18,22 +18,25 @@ import hf_trainer as hf
 import torch
 
 
-def losses(folder: str, pretrained: str, settings: Any, half: bool, schedule: Any = None) -> tuple[list[float], Any]:
-    """And the file's schedule, as Trainer has filled it in."""
+def losses(folder: str, pretrained: str, settings: Any, half: bool, filled: Any = None) -> tuple[list[float], Any]:
+    """And the configuration as Trainer has filled it in. The plain run takes the file's optimizer and schedule: the former
+    decays all weights alike, Trainer's own does not."""
     from transformers import AutoModelForCausalLM
     from zerotorch.runtime.lr_schedules import WarmupDecayLR
 
     args = hf.arguments(folder, settings, bf16=half, **({} if settings else {"use_cpu": True}))
     trainer = hf.make_trainer(AutoModelForCausalLM.from_pretrained(pretrained, dtype=torch.float32), args)
-    if schedule is not None:
-        assert schedule["type"] == "WarmupDecayLR"
-        trainer.create_optimizer()
-        trainer.lr_scheduler = WarmupDecayLR(trainer.optimizer, **schedule["params"])
+    if filled and "optimizer" in filled:
+        assert filled["optimizer"]["type"] == "AdamW"
+        trainer.optimizer = torch.optim.AdamW(trainer.model.parameters(), **filled["optimizer"]["params"])
+    if filled and "scheduler" in filled:
+        assert filled["scheduler"]["type"] == "WarmupDecayLR"
+        trainer.lr_scheduler = WarmupDecayLR(trainer.optimizer, **filled["scheduler"]["params"])
     trainer.train()
     if settings:
-        schedule = trainer.model_wrapped.config.get("scheduler")
+        filled = trainer.model_wrapped.config
         trainer.model_wrapped.destroy()
-    return [entry["loss"] for entry in hf.logged(trainer, "loss")], schedule
+    return [entry["loss"] for entry in hf.logged(trainer, "loss")], filled
 
 
 def run(file: str) -> dict[str, Any]:
@@ -42,11 +45,11 @@ def run(file: str) -> dict[str, Any]:
     with hf.libraries(), hf.shared_folder() as folder:
         pretrained = hf.save_model(folder)
         try:
-            mine, schedule = losses(folder, pretrained, file, half)
+            mine, filled = losses(folder, pretrained, file, half)
         except Exception as error:  # on all ranks: it comes of the file
             return {"file": file, "error": f"{type(error).__name__}: {error}"}
         with hf.libraries(), hf.alone():
-            plain, _ = losses(folder, pretrained, None, half, schedule)
+            plain, _ = losses(folder, pretrained, None, half, filled)
     return {"file": file, "half": half, "losses": mine, "plain": plain}
 
 

@@ -383,3 +383,22 @@ def loads_a_module(stage: int) -> None:
 @pytest.mark.parametrize("stage", [0, 3])
 def test_a_state_dict_of_the_module_is_loaded(stage: int) -> None:
     run(2, loads_a_module, stage)
+
+
+def muons_groups(stage: int) -> dict[bool, tuple[float, int]]:
+    import zerotorch
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    muon = {"type": "Muon", "params": {"muon_lr": 0.04, "adam_lr": 1e-3}}
+    engine = zerotorch.initialize(
+        model=model, model_parameters=model.parameters(), config={**config(stage), "optimizer": muon}
+    )[0]
+    train(engine, 2)
+    found = {group["use_muon"]: (group["lr"], len(group["params"])) for group in engine.basic_optimizer.param_groups}
+    engine.destroy()
+    return found
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_groups_of_muon_say_which_they_are(stage: int) -> None:
+    assert run(2, muons_groups, stage) == [{True: (0.04, 2), False: (1e-3, 2)}] * 2

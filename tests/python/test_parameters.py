@@ -407,7 +407,13 @@ def local_parts(store: str) -> dict[str, Any]:
     whole = gradient.t().reshape(-1)  # in the order of memory
     begin = 0 if engine.global_rank == 0 else whole.numel() - part.numel()
     seen: dict[str, Any] = {"numel": part.numel(), "part": torch.equal(part, whole[begin : begin + part.numel()])}
-    seen["shape"] = weight.ds_tensor.shape == utils.safe_get_local_fp32_param(weight).shape == part.shape
+    local = utils.safe_get_local_fp32_param(weight)
+    kept = weight.ds_tensor.clone()
+    seen["shape"] = weight.ds_tensor.shape == local.shape == part.shape
+    seen["values"] = torch.equal(weight.ds_tensor, local) and torch.equal(kept, local) and kept.add_(1).numel() > 0
+    for write in (lambda: weight.ds_tensor.zero_(), lambda: weight.ds_tensor.data.fill_(1)):
+        with pytest.raises(RuntimeError, match="[Ii]nference tensor"):
+            write()
     engine.step()
     summary = comm.log_summary(show_straggler=True, return_dict=True)
     seen["counted"] = sorted({name.split(" of ")[0] for figures in summary.values() for name in figures})
@@ -431,7 +437,7 @@ def test_local_parts_and_counted_communication(store: str) -> None:
     first, second = run(2, local_parts, store)
     assert first["numel"] + second["numel"] == 64 * 48
     for seen in (first, second):
-        assert seen["part"] and seen["shape"] and seen["set"] and seen["set state"] and seen["set gradient"]
+        assert seen["part"] and seen["shape"] and seen["values"] and seen["set"] and seen["set state"] and seen["set gradient"]
     assert first["counted"], "comms_logger.enabled counts"
 
 

@@ -58,6 +58,11 @@ def one_micro_batch(engine: Any, batch: torch.Tensor, way: str, last: bool) -> f
         engine.zero_grad()  # as loops do that were written for one micro-batch
         engine.scale(loss).backward()
         engine.step()
+    elif way == "moves to where it is":  # as trainers do at the end of an epoch
+        engine.backward(loss)
+        for move in (engine.module.cpu, engine.module.float, lambda: engine.module.to("cpu", torch.float32)):
+            move()
+        engine.step()
     elif way == "caller's boundaries":
         engine.set_gradient_accumulation_boundary(is_boundary=last)
         engine.backward(loss)
@@ -112,7 +117,7 @@ def test_same_bits_in_16_bits(one_rank: Any, stage: int, store: str, precision: 
     assert merged(run(2, train, stage, 2, {**PRECISIONS[precision], **STORES[store]})) == one_rank[precision]
 
 
-@pytest.mark.parametrize("way", ["own backward", "caller's boundaries"])
+@pytest.mark.parametrize("way", ["own backward", "caller's boundaries", "moves to where it is"])
 @pytest.mark.parametrize("stage", [1, 3])
 def test_ways_to_write_a_step(one_rank: Any, stage: int, way: str) -> None:
     assert merged(run(2, train, stage, 2, {}, way)) == one_rank["fp32"]
