@@ -108,16 +108,21 @@ def hello_resume(run: Run) -> list[str]:
     return hello(run, "--num_iterations", "16", "--load_checkpoint_dir", str(folder))
 
 
+RANDOM_PARTS = (
+    ("model/reward_model.py", "        self.config = base"),
+    ("module/lora.py", "        nn.init.kaiming_uniform_("),
+)
+
+
 def chat(step: str, arguments: str, dtype: str = "bf16") -> Callable[[Run], list[str]]:
     def program(run: Run) -> list[str]:
         folder = run.made / "DeepSpeed-Chat"
         if not folder.exists():
             source = run.checkouts / "DeepSpeedExamples/applications/DeepSpeed-Chat"
             shutil.copytree(source, folder, ignore=shutil.ignore_patterns("assets", "training_log_output"))
-            reward = folder / "dschat/utils/model/reward_model.py"  # its head is random: the same at every stage
-            text = reward.read_text()
-            line = "        self.config = base"
-            reward.write_text(text.replace(line, f"        torch.manual_seed(7)\n{line}", 1))
+            for name, line in RANDOM_PARTS:  # the same at every stage
+                path = folder / "dschat/utils" / name
+                path.write_text(path.read_text().replace(line, f"        torch.manual_seed(7)\n{line}", 1))
             (folder / "data").mkdir()
             lines = (run.made / "pairs.jsonl").read_text().splitlines()
             for name, part in (("train", lines[16:]), ("eval", lines[:16])):

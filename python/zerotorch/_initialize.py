@@ -15,6 +15,7 @@ from zerotorch.distributed import init_distributed, world_group
 from zerotorch.engine import DeepSpeedEngine
 from zerotorch.errors import ConfigError, NotBuiltError, UsageError
 from zerotorch.optimizer import LIVE, ZeroOptimizer, configuration_of, let_go
+from zerotorch.optimizer_classes import class_of
 from zerotorch.over_shards import OverShards
 from zerotorch.precision import cast_buffers
 from zerotorch.utils.logging import log_dist, logger
@@ -208,7 +209,8 @@ class _Builder:
         defaults = {key: value for key, value in (section.get("params") or {}).items() if value is not None}
         defaults = {key: tuple(value) if isinstance(value, list) else value for key, value in defaults.items()}
         facade, indices = self._facade_groups(core, groups)
-        optimizer = ZeroOptimizer(facade, defaults, None, section["type"])
+        offloaded = self.config.resolved["zero_optimization"]["offload_optimizer"]["device"] != "none"
+        optimizer = class_of(section["type"], offloaded)(facade, defaults, None, section["type"])
         optimizer.attach(core, self.names, indices)
         return self._make(core, optimizer)
 

@@ -402,3 +402,35 @@ def muons_groups(stage: int) -> dict[bool, tuple[float, int]]:
 @pytest.mark.parametrize("stage", [1, 3])
 def test_groups_of_muon_say_which_they_are(stage: int) -> None:
     assert run(2, muons_groups, stage) == [{True: (0.04, 2), False: (1e-3, 2)}] * 2
+
+
+def optimizers_class(kind: str, offload: bool) -> tuple[str, bool, bool]:
+    import zerotorch
+    from zerotorch.ops.adam import DeepSpeedCPUAdam
+    from zerotorch.optimizer import ZeroOptimizer
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+    zero = {"stage": 2, **({"offload_optimizer": {"device": "cpu"}} if offload else {})}
+    settings = {**config(2), "optimizer": {"type": kind}, "zero_optimization": zero}
+    engine, optimizer, _, _ = zerotorch.initialize(
+        model=model, model_parameters=model.parameters(), config=settings
+    )
+    train(engine, 2)
+    engine.destroy()
+    inner = optimizer.optimizer
+    return type(inner).__name__, isinstance(inner, DeepSpeedCPUAdam), isinstance(optimizer, ZeroOptimizer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "offload", "name"),
+    [
+        ("Adam", False, "FusedAdam"),
+        ("AdamW", True, "DeepSpeedCPUAdam"),
+        ("SGD", False, "SGD"),
+        ("Lamb", False, "FusedLamb"),
+        ("Muon", False, "MuonWithAuxAdam"),
+        ("Adafactor", False, "ZeroOptimizer"),
+    ],
+)
+def test_a_configured_optimizer_has_the_class_of_its_type(kind: str, offload: bool, name: str) -> None:
+    assert run(1, optimizers_class, kind, offload) == [(name, name == "DeepSpeedCPUAdam", True)]
