@@ -9,6 +9,11 @@
 #   make gpu-bundle   what scripts/gpu_check.sh needs on a machine with a GPU and no network
 #   make report   the newest run, or ARGS="RUN ...", as a page for a browser
 #   make bench    and bench-checkpoint, -collectives, -kernels, -overhead, -routing: docs/benchmarks.md
+#   make wheel    the Python package as a wheel in dist; make shim: one that is named deepspeed
+#   make peers    what others train with (DDP, FSDP2, DeepSpeed), for ARGS=--peers of compare
+#   make docs     the reference of include/zero with the guides
+#   make test-avx2, -full, -libraries, -asan, -tsan, -fuzz, -fuzz-training, -mutants: docs/testing.md
+#   make format   lays out the code; make tidy: clang-tidy; make build: all of it; make clean
 # Each installs what is missing, configures, builds, and repeats nothing the second time.
 #
 # Variables:

@@ -209,7 +209,8 @@ class _Builder:
         defaults = {key: value for key, value in (section.get("params") or {}).items() if value is not None}
         defaults = {key: tuple(value) if isinstance(value, list) else value for key, value in defaults.items()}
         facade, indices = self._facade_groups(core, groups)
-        offloaded = self.config.resolved["zero_optimization"]["offload_optimizer"]["device"] != "none"
+        zero = self.config.resolved["zero_optimization"]
+        offloaded = bool(zero["cpu_offload"]) or zero["offload_optimizer"]["device"] != "none"
         optimizer = class_of(section["type"], offloaded)(facade, defaults, None, section["type"])
         optimizer.attach(core, self.names, indices)
         return self._make(core, optimizer)
