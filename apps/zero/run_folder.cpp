@@ -69,6 +69,14 @@ fs::path make_run_folder(const std::string& wanted, const std::string& preset) {
   return path;
 }
 
+bool forget_unless_begun(const fs::path& folder) {
+  std::error_code error;
+  if (fs::file_size(folder / kMetrics, error) > 0 || error) return false;
+  for (const char* name : {"plan.json", "environment.json", kMetrics}) fs::remove(folder / name, error);
+  fs::remove(folder, error);  // where it is empty
+  return true;
+}
+
 fs::path find_run_folder(const std::string& wanted) {
   if (!wanted.empty()) {
     if (!what_a_run_left(wanted).empty()) return fs::absolute(wanted).lexically_normal();

@@ -29,6 +29,9 @@ inline constexpr const char* kSummary = "summary.json";
 /// A JSON file of a run's folder; an empty object where it is not there or none.
 nlohmann::ordered_json read_run_json(const std::filesystem::path& folder, const std::string& name);
 
+/// Removes what describes a run that has written no metrics, so that its folder can be another's. False for others.
+bool forget_unless_begun(const std::filesystem::path& folder);
+
 /// The steps of the newest checkpoint that can be loaded; 0: there is none.
 std::int64_t saved_steps(const FoundRun& found);
 

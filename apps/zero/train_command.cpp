@@ -106,6 +106,10 @@ TrainPlan plan_again(TrainOptions options, const TrainPlan& failed, const std::s
 void say_how_to_go_on(const TrainPlan& plan) {
   const std::int64_t newest = saved_steps(find_run(plan.run_folder));
   if (newest >= plan.steps) return;
+  if (!plan.weights.empty() && !plan.restart && forget_unless_begun(plan.run_folder)) {  // they may be why
+    print_error("zero train: the run made no step, and nothing of it is kept\n");
+    return;
+  }
   const std::string run = for_shell(plan.run_folder);
   print_error(newest > 0 ? fmt::format("zero train: `{} train --resume {}` goes on from the checkpoint after {}\n",
                                        program_name(), run, counted(newest, "step"))

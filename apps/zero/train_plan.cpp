@@ -161,6 +161,12 @@ std::string absolute_or_empty(const std::string& path) {
   return path.empty() ? "" : std::filesystem::absolute(path).lexically_normal().string();
 }
 
+bool has_weights(const std::string& folder) {
+  const std::filesystem::path path(folder);
+  return std::filesystem::exists(path / "model.safetensors") ||
+         std::filesystem::exists(path / "model.safetensors.index.json");
+}
+
 /// What would be lost, or read with what is there already.
 void check_export(const std::string& folder, const TrainPlan& plan, const std::string& model) {
   namespace fs = std::filesystem;
@@ -542,6 +548,12 @@ TrainPlan choose_model(const TrainOptions& options) {
   plan.weights = absolute_or_empty(options.weights);
   if (!plan.weights.empty() && !std::filesystem::exists(plan.weights))
     throw ConfigError(fmt::format("--weights {}: is not there", options.weights));
+  if (std::filesystem::is_directory(plan.weights) && !has_weights(plan.weights)) {
+    throw ConfigError(
+        fmt::format("--weights {0}: has no model.safetensors; {1} ckpt export {0} DIR writes the weights of "
+                    "a run or a checkpoint",
+                    options.weights, program_name()));
+  }
   plan.recompute_every = options.recompute.value_or(0);
   plan.recompute_keep = options.recompute_keep.value_or(KeptResults::kNone);
   return plan;

@@ -6,7 +6,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils._pytree import tree_map_only
@@ -19,57 +19,12 @@ from zerotorch.zero import gathered
 _STAGE_OF_SHARDED_PARAMETERS = 3
 
 
-class _Part:
-    """What DeepSpeed-aware programs ask of a parameter's shard: its size, which without an engine is an even share, and,
-    by torch's functions and methods, its values. These are copies: writing into them raises RuntimeError."""
-
-    def __init__(self, numel: int) -> None:
-        self._engine = EngineOf()
-        self._name = ""
-        self._dtype = torch.float32
-        self._set_numel(numel)
-
-    def _set_numel(self, numel: int) -> None:
-        self.ds_numel = numel
-        self.ds_shape = self.shape = torch.Size([numel])
-
-    def belongs_to(self, engine: EngineOf, core: Any, name: str, dtype: torch.dtype) -> None:
-        self._engine, self._name, self._dtype = engine, name, dtype
-        begin, end = core.local_range(name)
-        self._set_numel(end - begin)
-
-    def numel(self) -> int:
-        return self.ds_numel
-
-    def size(self, dim: int | None = None) -> Any:
-        return self.shape if dim is None else self.shape[dim]
-
-    def values(self) -> torch.Tensor:
-        """What the rank updates of the parameter, flat, in its dtype. Raises UsageError without an engine. Local."""
-        core = self._engine.core()
-        if core is None:
-            raise UsageError("ds_tensor has values under an engine that trains the parameter")
-        with torch.inference_mode():
-            mine: torch.Tensor = core.local_weight(self._name)[1].to(self._dtype)
-            return mine.clone()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or not hasattr(torch.Tensor, name):
-            raise AttributeError(f"ds_tensor has no attribute '{name}'")
-        values = self.values()
-        return values if name == "data" else getattr(values, name)  # a tensor's data could be written into
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return function(*tree_map_only(cls, cls.values, args), **tree_map_only(cls, cls.values, kwargs or {}))
-
-
 _ids = itertools.count()
 
 
 def _marks(parameter: torch.nn.Parameter, ranks: int) -> dict[str, Any]:
     """The attributes by which programs know a parameter of ZeRO-3. Shape and numel() stay those of the whole."""
-    part = _Part(-(-parameter.numel() // ranks))
+    part = _Part.make(parameter, -(-parameter.numel() // ranks))
     return {
         "ds_shape": parameter.shape,
         "ds_numel": parameter.numel(),
@@ -80,7 +35,7 @@ def _marks(parameter: torch.nn.Parameter, ranks: int) -> dict[str, Any]:
         "ds_active_sub_modules": set(),
         "ds_process_group": None,
         "ds_zero_param_process_group": None,
-        "partition_numel": part.numel,
+        "partition_numel": functools.partial(int, part.numel()),
         "ds_summary": functools.partial(dict, shape=tuple(parameter.shape)),
     }
 
@@ -90,6 +45,12 @@ def mark(parameter: torch.nn.Parameter, ranks: int) -> None:
     in the same order. Local."""
     if not hasattr(parameter, "ds_id"):
         vars(parameter).update(_marks(parameter, ranks), ds_id=next(_ids))
+
+
+def _set_part(parameter: torch.nn.Parameter, engine: EngineOf, core: Any, name: str) -> None:
+    begin, end = core.local_range(name)
+    part = _Part.make(parameter, end - begin, engine, name)
+    vars(parameter).update(ds_tensor=part, partition_numel=functools.partial(int, end - begin))
 
 
 class EngineOf:
@@ -108,6 +69,97 @@ class EngineOf:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return EngineOf, ()
+
+
+def _refuse_write(*args: Any, **kwargs: Any) -> NoReturn:
+    raise UsageError(
+        "ds_tensor is a copy of the part that this rank updates, and writing into it changes no parameter: use "
+        "zerotorch.utils.safe_set_local_fp32_param(), or write within GatheredParameters(..., modifier_rank=0)"
+    )
+
+
+class _Part(torch.Tensor):
+    """What DeepSpeed-aware programs ask of a parameter's shard: a flat tensor without memory, of the part that the rank
+    updates, or of an even share without an engine. Its values are read from the engine when an operator needs them; what
+    would write into it or a view of it raises UsageError."""
+
+    _engine: EngineOf
+    _name: str
+    _values: torch.Tensor | None  # of a view
+    final_location: Any = None
+
+    @staticmethod
+    def make(like: torch.Tensor, numel: int, engine: EngineOf | None = None, name: str = "") -> _Part:
+        return _Part._wrap(torch.empty(numel, dtype=like.dtype, device="meta"), like.device, engine, name)
+
+    @staticmethod
+    def _wrap(
+        shape: torch.Tensor, device: torch.device, engine: EngineOf | None, name: str, values: torch.Tensor | None = None
+    ) -> _Part:
+        part: _Part = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            _Part, shape.shape, strides=shape.stride(), dtype=shape.dtype, device=device
+        )
+        part._engine, part._name, part._values = engine or EngineOf(), name, values
+        return part
+
+    @property
+    def ds_numel(self) -> int:
+        return self.numel()
+
+    @property
+    def ds_shape(self) -> torch.Size:
+        return self.shape
+
+    def values(self) -> torch.Tensor:
+        """A copy. Raises UsageError without an engine, and for frozen parameters. Local."""
+        if self._values is not None:
+            return self._values.clone()
+        core = self._engine.core()
+        if core is None:
+            raise UsageError(
+                "ds_tensor has values where an engine updates the parameter; it is frozen, or has no engine: read it within "
+                "GatheredParameters"
+            )
+        mine: torch.Tensor = core.local_weight(self._name)[1]
+        return mine.to(self.dtype)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        try:
+            return f"ds_tensor({self.values()!r})"
+        except UsageError:
+            return f"ds_tensor({self.numel()} elements, {self.dtype})"
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Without values, which have no engine where they are read."""
+        return _Part.make, (torch.empty(0, dtype=self.dtype), self.numel())
+
+    def numpy(self, *, force: bool = False) -> Any:
+        array = self.values().numpy(force=force)
+        array.flags.writeable = False
+        return array
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self.numpy() if dtype is None else self.numpy().astype(dtype)
+
+    def tolist(self) -> Any:
+        return self.values().tolist()
+
+    data = property(lambda self: self, _refuse_write)  # type: ignore[assignment]
+    untyped_storage = storage = data_ptr = _refuse_write  # type: ignore[assignment]
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(zip((one.name for one in function._schema.arguments), args, strict=False)) | (kwargs or {})
+        for one in function._schema.arguments:
+            if one.alias_info is not None and one.alias_info.is_write and isinstance(given.get(one.name), cls):
+                _refuse_write()
+        values = tree_map_only(cls, cls.values, (args, kwargs or {}))
+        result = function(*values[0], **values[1])
+        if not any(one.alias_info is not None for one in function._schema.returns):
+            return result
+        return tree_map_only(torch.Tensor, lambda view: cls._wrap(view, view.device, None, "", view), result)
 
 
 def _numpy(original: Any) -> Any:
@@ -172,8 +224,7 @@ def attach(
         if stage >= _STAGE_OF_SHARDED_PARAMETERS:
             mark(parameter, ranks)
             if parameter.requires_grad and trained:
-                part: _Part = parameter.ds_tensor  # type: ignore[attr-defined]
-                part.belongs_to(reference, engine._core, names[parameter], parameter.dtype)
+                _set_part(parameter, reference, engine._core, names[parameter])
     if stage < _STAGE_OF_SHARDED_PARAMETERS:
         return []
     register: Any = torch.nn.Module.register_state_dict_post_hook

@@ -121,7 +121,7 @@ std::string MpiBackend::problem_of(int peer, std::int64_t now_ns) {
   if (state.stopped_since_ns == 0) state.stopped_since_ns = now_ns;
   const std::int64_t stopped_ns = now_ns - state.stopped_since_ns;
   if (stopped_ns < policy_.stopped_limit_ns) return {};
-  return fmt::format("is stopped (SIGSTOP, terminal or debugger) for {:.1f} s (ZERO_STOPPED_LIMIT_S allows more)",
+  return fmt::format("is stopped (SIGSTOP or terminal) for {:.1f} s (ZERO_STOPPED_LIMIT_S allows more)",
                      to_seconds(stopped_ns));
 }
 

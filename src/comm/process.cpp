@@ -61,7 +61,7 @@ ProcessState process_state(const ProcessId& process) {
   }
   if (stat.state == 'Z' || stat.state == 'X' || stat.state == 'x') return ProcessState::kGone;
   if (process.start_time != 0 && stat.start_time != process.start_time) return ProcessState::kGone;
-  return stat.state == 'T' || stat.state == 't' ? ProcessState::kStopped : ProcessState::kRunning;
+  return stat.state == 'T' ? ProcessState::kStopped : ProcessState::kRunning;  // 't': a debugger has it
 }
 
 int available_cpus() {

@@ -14,8 +14,8 @@ struct ProcessId {
 };
 
 enum class ProcessState : std::uint8_t {
-  kRunning,  ///< running, sleeping or waiting for I/O
-  kStopped,  ///< by SIGSTOP, a terminal or a debugger
+  kRunning,  ///< running, sleeping, waiting for I/O, or looked at by a debugger
+  kStopped,  ///< by SIGSTOP or a terminal
   kGone,     ///< exited, killed, a zombie, or the pid belongs to another process by now
 };
 

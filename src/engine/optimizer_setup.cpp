@@ -348,10 +348,11 @@ void Engine::set_parameter_group(int parameter_group, const ParameterGroup& valu
   const optim::Hyper hyper = engine::read_group(group, impl.config.optimizer.type, values, of.hyper);
   const auto missing = of.rule->missing_state ? of.rule->missing_state(hyper) : std::string_view();
   if (!missing.empty()) {
-    throw ConfigError(
-        fmt::format("set_parameter_group(): parameter group {} would need the state {}, for which no group had the "
-                    "options at zero::initialize; set them there (a momentum may be lowered to 0 later)",
-                    group, missing));
+    throw ConfigError(fmt::format(
+        "set_parameter_group(): parameter group {} would need the state {}, for which no group had the "
+        "options at zero::initialize; set them there (a momentum may be lowered to 0 later). A schedule that "
+        "cycles momentum, as OneCycleLR does, needs one from the beginning, or cycle_momentum=False",
+        group, missing));
   }
   impl.optimizer->set_hyper(group, hyper);
   impl.base_lr[group] = hyper.lr;

@@ -1,6 +1,7 @@
 #include "intercept/gradient_marker.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/Storage.h>
 #include <c10/core/StorageImpl.h>
 #include <fmt/format.h>
@@ -32,13 +33,18 @@ Marker* marker_of(const at::Tensor& tensor) {
   return static_cast<Marker*>(pointer.get_context());
 }
 
-/// Whether `op` with these arguments, of which the first is `tensor`, returns that: by asking it for an empty one.
-bool gives_itself(const at::Tensor& tensor, const c10::OperatorHandle& op, torch::jit::Stack arguments) {
-  const at::Tensor empty = at::empty({0}, tensor.options());
-  if (!arguments.front().isTensor() || !arguments.front().toTensor().is_same(tensor)) return false;
+/// What aten::to with these arguments makes of `marker`, the first of them: that itself, or one for another dtype or
+/// device, as when a module is converted. Found by asking the operator for an empty tensor.
+at::Tensor converted(const at::Tensor& marker, const std::string& why, const c10::OperatorHandle& op,
+                     torch::jit::Stack arguments) {
+  const at::Tensor empty = at::empty({0}, marker.options());
   arguments.front() = empty;
   op.callBoxed(&arguments);
-  return arguments.back().toTensor().is_same(empty);
+  const at::Tensor result = arguments.back().toTensor();
+  if (result.is_same(empty)) return marker;
+  at::Tensor other = make_gradient_marker(at::empty_strided(marker.sizes(), marker.strides(), result.options()), why);
+  marker_of(other)->zeroed = marker_of(marker)->zeroed;
+  return other;
 }
 
 }  // namespace
@@ -87,9 +93,10 @@ bool run_on_gradient_marker(const at::Tensor& tensor, const c10::OperatorHandle&
   }
   if (is_view_operator(name) || name == "aten::detach_" || name == "aten::_has_compatible_shallow_copy_type")
     return false;
-  if (name == "aten::to" &&
-      gives_itself(tensor, op, {stack->end() - static_cast<std::ptrdiff_t>(arguments), stack->end()}))
-    return finish(tensor);
+  if (name == "aten::to" && argument(0).isTensor() && argument(0).toTensor().is_same(tensor)) {
+    const auto first = stack->end() - static_cast<std::ptrdiff_t>(arguments);
+    return finish(converted(tensor, marker->why, op, {first, stack->end()}));
+  }
   // AccumulateGrad: grad += new, or grad + new where it is differentiable, or sparse new + grad.
   if (in_backward() && (name == "aten::add_" || name == "aten::add") && argument(0).isTensor() &&
       argument(1).isTensor()) {

@@ -521,7 +521,7 @@ int Job::report() const {
   const int status = failure_->status;
   const bool by_signal = WIFSIGNALED(status);
   const std::string how =
-      WIFSTOPPED(status) ? fmt::format("stopped (SIGSTOP, a debugger) for {:.1f} s", options_.stopped_limit_ms / 1e3)
+      WIFSTOPPED(status) ? fmt::format("stopped (SIGSTOP or terminal) for {:.1f} s", options_.stopped_limit_ms / 1e3)
       : by_signal        ? fmt::format("killed by signal {} ({})", WTERMSIG(status), ::strsignal(WTERMSIG(status)))
                          : fmt::format("exit code {}", WEXITSTATUS(status));
   // Ended by a signal of ours, since they did not follow the one that was passed on.

@@ -43,10 +43,6 @@ bool can_be_added(const Tensor& self, at::ScalarType dtype, at::IntArrayRef size
   return true;
 }
 
-Addend addend_of(const Tensor& self, const Scalar& beta, at::IntArrayRef sizes) {
-  return {self.expand(sizes), beta.toFloat()};
-}
-
 /// Into `out` as operators with an out argument do: resized, and in its own layout.
 void copy_to(Tensor& out, const Tensor& result) {
   at::native::resize_output(out, result.sizes());
@@ -75,64 +71,62 @@ void product_in_place(Tensor& self, const Tensor& a, const Tensor& b, float beta
   (a.dim() == 2 ? multiply : multiply_batch)(a, b, {self, beta}, alpha, self);
 }
 
-Tensor mm(const Tensor& a, const Tensor& b) {
-  return takes_product(a, b, 2) ? product(a, b, {}, 1) : at::cpu::mm(a, b);
+/// libtorch's own kernels of matrices, and of batches of them.
+struct Matrices {
+  static constexpr std::int64_t kDimensions = 2;
+  static constexpr auto kProduct = &at::cpu::mm;
+  static constexpr auto kProductOut = &at::cpu::mm_outf;
+  static constexpr auto kSum = &at::cpu::addmm;
+  static constexpr auto kSumOut = &at::cpu::addmm_outf;
+  static constexpr auto kSumInPlace = &at::cpu::addmm_;
+};
+struct Batches {
+  static constexpr std::int64_t kDimensions = 3;
+  static constexpr auto kProduct = &at::cpu::bmm;
+  static constexpr auto kProductOut = &at::cpu::bmm_outf;
+  static constexpr auto kSum = &at::cpu::baddbmm;
+  static constexpr auto kSumOut = &at::cpu::baddbmm_outf;
+  static constexpr auto kSumInPlace = &at::cpu::baddbmm_;
+};
+
+template <typename Own>
+Tensor product_of(const Tensor& a, const Tensor& b) {
+  return takes_product(a, b, Own::kDimensions) ? product(a, b, {}, 1) : Own::kProduct(a, b);
 }
 
-Tensor& mm_out(const Tensor& a, const Tensor& b, Tensor& out) {
-  if (!takes_product(a, b, 2) || !takes_out(out, a)) return at::cpu::mm_outf(a, b, out);
+template <typename Own>
+Tensor& product_out(const Tensor& a, const Tensor& b, Tensor& out) {
+  if (!takes_product(a, b, Own::kDimensions) || !takes_out(out, a)) return Own::kProductOut(a, b, out);
   copy_to(out, product(a, b, {}, 1));
   return out;
 }
 
-Tensor bmm(const Tensor& a, const Tensor& b) {
-  return takes_product(a, b, 3) ? product(a, b, {}, 1) : at::cpu::bmm(a, b);
-}
-
-Tensor& bmm_out(const Tensor& a, const Tensor& b, Tensor& out) {
-  if (!takes_product(a, b, 3) || !takes_out(out, a)) return at::cpu::bmm_outf(a, b, out);
-  copy_to(out, product(a, b, {}, 1));
-  return out;
-}
-
-bool takes_product(const Tensor& self, const Tensor& a, const Tensor& b, std::int64_t dimensions) {
+bool takes_sum(const Tensor& self, const Tensor& a, const Tensor& b, std::int64_t dimensions) {
   return takes_product(a, b, dimensions) && can_be_added(self, a.scalar_type(), sizes_of(a, b));
 }
 
-Tensor addmm(const Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
-  if (!takes_product(self, a, b, 2)) return at::cpu::addmm(self, a, b, beta, alpha);
-  return product(a, b, addend_of(self, beta, sizes_of(a, b)), alpha.toFloat());
+/// beta * self + alpha * a @ b.
+Tensor sum(const Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
+  return product(a, b, {self.expand(sizes_of(a, b)), beta.toFloat()}, alpha.toFloat());
 }
 
-Tensor& addmm_out(const Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha,
-                  Tensor& out) {
-  if (!takes_product(self, a, b, 2) || !takes_out(out, a)) return at::cpu::addmm_outf(self, a, b, beta, alpha, out);
-  copy_to(out, product(a, b, addend_of(self, beta, sizes_of(a, b)), alpha.toFloat()));
+template <typename Own>
+Tensor sum_of(const Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
+  return takes_sum(self, a, b, Own::kDimensions) ? sum(self, a, b, beta, alpha) : Own::kSum(self, a, b, beta, alpha);
+}
+
+template <typename Own>
+Tensor& sum_out(const Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha,
+                Tensor& out) {
+  if (!takes_sum(self, a, b, Own::kDimensions) || !takes_out(out, a)) return Own::kSumOut(self, a, b, beta, alpha, out);
+  copy_to(out, sum(self, a, b, beta, alpha));
   return out;
 }
 
-Tensor& addmm_(Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
-  if (!takes_product(self, a, b, 2) || self.sizes() != at::IntArrayRef(sizes_of(a, b)))
-    return at::cpu::addmm_(self, a, b, beta, alpha);
-  product_in_place(self, a, b, beta.toFloat(), alpha.toFloat());
-  return self;
-}
-
-Tensor baddbmm(const Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
-  if (!takes_product(self, a, b, 3)) return at::cpu::baddbmm(self, a, b, beta, alpha);
-  return product(a, b, addend_of(self, beta, sizes_of(a, b)), alpha.toFloat());
-}
-
-Tensor& baddbmm_out(const Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha,
-                    Tensor& out) {
-  if (!takes_product(self, a, b, 3) || !takes_out(out, a)) return at::cpu::baddbmm_outf(self, a, b, beta, alpha, out);
-  copy_to(out, product(a, b, addend_of(self, beta, sizes_of(a, b)), alpha.toFloat()));
-  return out;
-}
-
-Tensor& baddbmm_(Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
-  if (!takes_product(self, a, b, 3) || self.sizes() != at::IntArrayRef(sizes_of(a, b)))
-    return at::cpu::baddbmm_(self, a, b, beta, alpha);
+template <typename Own>
+Tensor& sum_in_place(Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
+  if (!takes_sum(self, a, b, Own::kDimensions) || self.sizes() != at::IntArrayRef(sizes_of(a, b)))
+    return Own::kSumInPlace(self, a, b, beta, alpha);
   product_in_place(self, a, b, beta.toFloat(), alpha.toFloat());
   return self;
 }
@@ -145,8 +139,8 @@ bool takes_vector(const Tensor& self, const Tensor& matrix, const Tensor& vector
 
 Tensor vector_product(const Tensor& self, const Tensor& matrix, const Tensor& vector, const Scalar& beta,
                       const Scalar& alpha) {
-  return products::addmm(self.expand({matrix.size(0)}).unsqueeze(0), vector.unsqueeze(0), matrix.t(), beta, alpha)
-      .squeeze(0);
+  const Tensor row = self.expand({matrix.size(0)}).unsqueeze(0);
+  return sum_of<Matrices>(row, vector.unsqueeze(0), matrix.t(), beta, alpha).squeeze(0);
 }
 
 Tensor addmv(const Tensor& self, const Tensor& matrix, const Tensor& vector, const Scalar& beta, const Scalar& alpha) {
@@ -172,16 +166,16 @@ Tensor& addmv_(Tensor& self, const Tensor& matrix, const Tensor& vector, const S
 }  // namespace
 
 void register_matrix_products(torch::Library& cpu) {
-  cpu.impl("mm", TORCH_FN(mm));
-  cpu.impl("mm.out", TORCH_FN(mm_out));
-  cpu.impl("bmm", TORCH_FN(bmm));
-  cpu.impl("bmm.out", TORCH_FN(bmm_out));
-  cpu.impl("addmm", TORCH_FN(addmm));
-  cpu.impl("addmm.out", TORCH_FN(addmm_out));
-  cpu.impl("addmm_", TORCH_FN(addmm_));
-  cpu.impl("baddbmm", TORCH_FN(baddbmm));
-  cpu.impl("baddbmm.out", TORCH_FN(baddbmm_out));
-  cpu.impl("baddbmm_", TORCH_FN(baddbmm_));
+  cpu.impl("mm", TORCH_FN(product_of<Matrices>));
+  cpu.impl("mm.out", TORCH_FN(product_out<Matrices>));
+  cpu.impl("bmm", TORCH_FN(product_of<Batches>));
+  cpu.impl("bmm.out", TORCH_FN(product_out<Batches>));
+  cpu.impl("addmm", TORCH_FN(sum_of<Matrices>));
+  cpu.impl("addmm.out", TORCH_FN(sum_out<Matrices>));
+  cpu.impl("addmm_", TORCH_FN(sum_in_place<Matrices>));
+  cpu.impl("baddbmm", TORCH_FN(sum_of<Batches>));
+  cpu.impl("baddbmm.out", TORCH_FN(sum_out<Batches>));
+  cpu.impl("baddbmm_", TORCH_FN(sum_in_place<Batches>));
   cpu.impl("addmv", TORCH_FN(addmv));
   cpu.impl("addmv.out", TORCH_FN(addmv_out));
   cpu.impl("addmv_", TORCH_FN(addmv_));

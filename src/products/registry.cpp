@@ -8,6 +8,7 @@
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
+#include <time.h>
 
 #include <algorithm>
 #include <array>
@@ -15,6 +16,7 @@
 #include <chrono>
 #include <limits>
 #include <mutex>
+#include <utility>
 
 #include "products/matrix_product.h"
 #include "zero/cpu_products.h"
@@ -69,18 +71,62 @@ void register_once() {
   (void)registered;
 }
 
-/// Seconds of the fastest of a few runs.
-template <class F>
-double seconds_of(const F& f) {
-  using Clock = std::chrono::steady_clock;
+/// In seconds.
+using Clock = double (*)();
+
+double wall_time() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double time_of_this_thread() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+/// Runs both by turns, and returns how long the fastest run of each takes.
+template <class F, class G>
+std::pair<double, double> seconds_of(const F& f, const G& g, int runs, Clock clock) {
+  const auto time = [clock](const auto& one, double& best) {
+    const double begin = clock();
+    one();
+    best = std::min(best, clock() - begin);
+  };
   f();  // kernels that are made at their first use
-  double best = std::numeric_limits<double>::infinity();
-  for (int run = 0; run < 3; ++run) {
-    const auto begin = Clock::now();
-    f();
-    best = std::min(best, std::chrono::duration<double>(Clock::now() - begin).count());
+  g();
+  std::pair<double, double> best{std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity()};
+  for (int run = 0; run < runs; ++run) {
+    time(f, best.first);
+    time(g, best.second);
   }
   return best;
+}
+
+ProductSpeed measure(DType dtype, int edge, int runs, Clock clock) {
+  const at::NoGradGuard no_grad;
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const bool narrow = dtype != DType::kFloat32;
+  if (narrow) holders_of(dtype);
+  const at::ScalarType type = dtype == DType::kFloat32    ? at::kFloat
+                              : dtype == DType::kBFloat16 ? at::kBFloat16
+                                                          : at::kHalf;
+  const at::Tensor a = at::ones({edge, edge}, type), b = at::ones({edge, edge}, type), out = at::empty_like(a);
+  const at::Tensor at = a.t(), bt = b.t();
+  const double operations = 3 * 2.0 * edge * edge * edge;
+  // Forward of a linear layer, and the gradients of its input and its weight.
+  const auto native = [&] {
+    at::cpu::mm(a, bt);
+    at::cpu::mm(a, b);
+    at::cpu::mm(at, b);
+  };
+  const auto in_fp32 = [&] {
+    if (!narrow) return;
+    multiply(a, bt, {}, 1, out);
+    multiply(a, b, {}, 1, out);
+    multiply(at, b, {}, 1, out);
+  };
+  const auto [native_s, in_fp32_s] = seconds_of(native, in_fp32, runs, clock);
+  return {operations / native_s, narrow ? operations / in_fp32_s : 0};
 }
 
 }  // namespace
@@ -98,30 +144,7 @@ namespace zero {
 using products::holders_of;
 
 ProductSpeed measure_cpu_products(DType dtype, int edge) {
-  const at::NoGradGuard no_grad;
-  const at::AutoDispatchBelowADInplaceOrView below;
-  const bool narrow = dtype != DType::kFloat32;
-  if (narrow) holders_of(dtype);
-  const at::ScalarType type = dtype == DType::kFloat32    ? at::kFloat
-                              : dtype == DType::kBFloat16 ? at::kBFloat16
-                                                          : at::kHalf;
-  const at::Tensor a = at::ones({edge, edge}, type), b = at::ones({edge, edge}, type), out = at::empty_like(a);
-  const at::Tensor at = a.t(), bt = b.t();
-  const double operations = 3 * 2.0 * edge * edge * edge;
-  ProductSpeed speed;
-  // Forward of a linear layer, and the gradients of its input and its weight.
-  speed.native = operations / products::seconds_of([&] {
-                   at::cpu::mm(a, bt);
-                   at::cpu::mm(a, b);
-                   at::cpu::mm(at, b);
-                 });
-  if (!narrow) return speed;
-  speed.in_fp32 = operations / products::seconds_of([&] {
-                    products::multiply(a, bt, {}, 1, out);
-                    products::multiply(a, b, {}, 1, out);
-                    products::multiply(at, b, {}, 1, out);
-                  });
-  return speed;
+  return products::measure(dtype, edge, /*runs=*/3, &products::wall_time);
 }
 
 CpuProducts faster_cpu_products(DType dtype) {
@@ -131,14 +154,17 @@ CpuProducts faster_cpu_products(DType dtype) {
   const std::lock_guard lock(measuring);
   CpuProducts& known = faster[dtype == DType::kBFloat16 ? 0 : 1];
   if (known == CpuProducts::kAuto) {
-    // Kernels without instructions for the dtype are 5 to 40 times slower, those that widen in registers (oneDNN's for
-    // AVX-512) about as fast: nothing lies near the line, where another process could move a measurement across it.
-    // One thread: several wait for each other where other programs have the cores, for longer than they compute.
+    // What is chosen must not depend on what else the machine does, as the two round differently. Kernels without
+    // instructions for the dtype take 10 to 50 times as long as fp32, those that widen in registers (oneDNN's for
+    // AVX-512) 2.7 times, and with instructions less: nothing lies near the line. The time is that of this thread,
+    // without others that have its core, and of one thread alone, as several wait for each other.
+    constexpr double kLine = 1.7;
+    constexpr int kEdge = 128, kRuns = 8;
     const int threads = at::get_num_threads();
     at::set_num_threads(1);
-    const ProductSpeed speed = measure_cpu_products(dtype);
+    const ProductSpeed speed = products::measure(dtype, kEdge, kRuns, &products::time_of_this_thread);
     at::set_num_threads(threads);
-    known = speed.in_fp32 > 2 * speed.native ? CpuProducts::kFp32 : CpuProducts::kNative;
+    known = speed.in_fp32 > kLine * speed.native ? CpuProducts::kFp32 : CpuProducts::kNative;
   }
   return known;
 }

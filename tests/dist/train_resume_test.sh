@@ -358,6 +358,9 @@ expect "first validation of a run with given weights" "$(validated begun head)" 
 "$zero" train --preset gpt-2m --data text.py --cache-dir cache --steps 2 --weights weights --run-dir other > other.out 2>&1
 expect "exit code for weights of other sizes" $? 1
 grep -q "they are of another model" other.out || fail "$(cat other.out)"
+[ -e other ] && fail "a run that could not begin has left $(ls other)"
+"$zero" train $common -n 1 --run-dir other --weights uninterrupted > other.out 2>&1
+grep -q "ckpt export uninterrupted DIR writes the weights" other.out || fail "$(cat other.out)"
 
 # ---- without a folder: the newest below runs/ ----
 mkdir -p sub && cd sub || exit 1

@@ -411,9 +411,22 @@ def local_parts(store: str) -> dict[str, Any]:
     kept = weight.ds_tensor.clone()
     seen["shape"] = weight.ds_tensor.shape == local.shape == part.shape
     seen["values"] = torch.equal(weight.ds_tensor, local) and torch.equal(kept, local) and kept.add_(1).numel() > 0
-    for write in (lambda: weight.ds_tensor.zero_(), lambda: weight.ds_tensor.data.fill_(1)):
-        with pytest.raises(RuntimeError, match="[Ii]nference tensor"):
+    part_of = weight.ds_tensor
+    assert torch.equal(part_of * 2 == local + local, torch.ones_like(local, dtype=torch.bool)) and len(part_of) == len(local)
+    assert np.asarray(part_of).tolist() == part_of.tolist() == local.tolist() and isinstance(part_of, torch.Tensor)
+    for write in (
+        part_of.zero_,
+        lambda: part_of.data.fill_(1),
+        lambda: part_of.detach().mul_(0),
+        lambda: part_of[:2].copy_(torch.zeros(2)),
+        lambda: setattr(part_of, "data", kept),
+        lambda: torch.add(kept, 1, out=part_of),
+        part_of.untyped_storage,
+    ):
+        with pytest.raises(AssertionError, match="safe_set_local_fp32_param"):
             write()
+    with torch.inference_mode(), pytest.raises(AssertionError, match="safe_set_local_fp32_param"):
+        part_of.copy_(kept)
     engine.step()
     summary = comm.log_summary(show_straggler=True, return_dict=True)
     seen["counted"] = sorted({name.split(" of ")[0] for figures in summary.values() for name in figures})

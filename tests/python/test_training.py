@@ -60,8 +60,9 @@ def one_micro_batch(engine: Any, batch: torch.Tensor, way: str, last: bool) -> f
         engine.step()
     elif way == "moves to where it is":  # as trainers do at the end of an epoch
         engine.backward(loss)
-        for move in (engine.module.cpu, engine.module.float, lambda: engine.module.to("cpu", torch.float32)):
-            move()
+        engine.module.cpu()
+        engine.module.to("cpu", torch.float32)
+        engine.module.double().float()
         engine.step()
     elif way == "caller's boundaries":
         engine.set_gradient_accumulation_boundary(is_boundary=last)

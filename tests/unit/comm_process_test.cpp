@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -34,6 +35,21 @@ TEST(CommProcess, FollowsAChildThroughItsLife) {
   ::waitpid(child, &status, 0);
   EXPECT_EQ(process_state(id), ProcessState::kGone);
   EXPECT_EQ(process_state(this_process()), ProcessState::kRunning);
+}
+
+TEST(CommProcess, RunsWhileADebuggerLooksAtIt) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    while (true) ::pause();
+  }
+  int status = 0;
+  const bool attached = ::ptrace(PTRACE_ATTACH, child, nullptr, nullptr) == 0 && ::waitpid(child, &status, 0) == child;
+  const ProcessState state = process_state({child, start_time_of(child)});
+  ::kill(child, SIGKILL);
+  if (attached) ::ptrace(PTRACE_DETACH, child, nullptr, nullptr);
+  ::waitpid(child, &status, 0);
+  if (!attached) GTEST_SKIP() << "this machine allows no ptrace";
+  EXPECT_EQ(state, ProcessState::kRunning);
 }
 
 TEST(CommCallRecord, DescribesACall) {
