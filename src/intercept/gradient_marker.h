@@ -25,8 +25,8 @@ at::Tensor take_from_gradient_marker(const at::Tensor& marker);
 bool was_replaced_by_autograd(const at::Tensor& marker);
 
 /// `op` has `marker` among its arguments, the last entries of `stack`. Within backward an addition to it hands over the
-/// other addend; zero_() is noted; what touches no values may run; to() makes a marker of another dtype or device; all else
-/// throws ModelError. True: the result is on the stack in place of the arguments, and the operator must not run.
+/// other addend; zero_() is noted; what touches no values may run; to() makes a marker of another dtype or device; all
+/// else throws ModelError. True: the result is on the stack in place of the arguments, and the operator must not run.
 bool run_on_gradient_marker(const at::Tensor& marker, const c10::OperatorHandle& op, std::string_view name,
                             torch::jit::Stack* stack);
 
