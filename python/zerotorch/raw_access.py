@@ -40,6 +40,30 @@ def _marks(parameter: torch.nn.Parameter, ranks: int) -> dict[str, Any]:
     }
 
 
+@functools.cache
+def _own() -> tuple[str, ...]:
+    """Names of what parameters have of an engine."""
+    return *_marks(torch.nn.Parameter(torch.empty(0)), 1), "ds_id", "_zerotorch_engine", "__reduce_ex__"
+
+
+class _Reduce:
+    """Pickles a parameter as torch does, without what it has of an engine: files of parameters and modules can be read
+    where there is none."""
+
+    def __init__(self, parameter: torch.nn.Parameter) -> None:
+        self._parameter = weakref.ref(parameter)
+
+    def __call__(self, protocol: int) -> Any:
+        parameter = self._parameter()
+        assert parameter is not None
+        attributes = vars(parameter)
+        own = {name: attributes.pop(name) for name in _own() if name in attributes}
+        try:
+            return type(parameter).__reduce_ex__(parameter, protocol)  # type: ignore[no-untyped-call]
+        finally:
+            attributes.update(own)
+
+
 def mark(parameter: torch.nn.Parameter, ranks: int) -> None:
     """Gives a parameter these attributes, and an id that no other one has: the same on all ranks, which mark parameters
     in the same order. Local."""
@@ -67,9 +91,6 @@ class EngineOf:
     def core(self) -> Any:
         return None if self._core is None else self._core()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return EngineOf, ()
-
 
 def _refuse_write(*args: Any, **kwargs: Any) -> NoReturn:
     raise UsageError(
@@ -85,7 +106,7 @@ class _Part(torch.Tensor):
 
     _engine: EngineOf
     _name: str
-    _values: torch.Tensor | None  # of a view
+    _kept: torch.Tensor | None  # of a view
     final_location: Any = None
 
     @staticmethod
@@ -96,10 +117,10 @@ class _Part(torch.Tensor):
     def _wrap(
         shape: torch.Tensor, device: torch.device, engine: EngineOf | None, name: str, values: torch.Tensor | None = None
     ) -> _Part:
-        part: _Part = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        part: _Part = torch.Tensor._make_wrapper_subclass(
             _Part, shape.shape, strides=shape.stride(), dtype=shape.dtype, device=device
         )
-        part._engine, part._name, part._values = engine or EngineOf(), name, values
+        part._engine, part._name, part._kept = engine or EngineOf(), name, values
         return part
 
     @property
@@ -110,10 +131,10 @@ class _Part(torch.Tensor):
     def ds_shape(self) -> torch.Size:
         return self.shape
 
-    def values(self) -> torch.Tensor:
+    def read(self) -> torch.Tensor:
         """A copy. Raises UsageError without an engine, and for frozen parameters. Local."""
-        if self._values is not None:
-            return self._values.clone()
+        if self._kept is not None:
+            return self._kept.clone()
         core = self._engine.core()
         if core is None:
             raise UsageError(
@@ -123,18 +144,14 @@ class _Part(torch.Tensor):
         mine: torch.Tensor = core.local_weight(self._name)[1]
         return mine.to(self.dtype)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         try:
-            return f"ds_tensor({self.values()!r})"
+            return f"ds_tensor({self.read()!r})"
         except UsageError:
             return f"ds_tensor({self.numel()} elements, {self.dtype})"
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Without values, which have no engine where they are read."""
-        return _Part.make, (torch.empty(0, dtype=self.dtype), self.numel())
-
     def numpy(self, *, force: bool = False) -> Any:
-        array = self.values().numpy(force=force)
+        array = self.read().numpy(force=force)
         array.flags.writeable = False
         return array
 
@@ -142,20 +159,22 @@ class _Part(torch.Tensor):
         return self.numpy() if dtype is None else self.numpy().astype(dtype)
 
     def tolist(self) -> Any:
-        return self.values().tolist()
+        return self.read().tolist()
 
-    data = property(lambda self: self, _refuse_write)  # type: ignore[assignment]
-    untyped_storage = storage = data_ptr = _refuse_write  # type: ignore[assignment]
+    data = property(lambda self: self, _refuse_write)
+    untyped_storage = storage = data_ptr = _refuse_write
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         given = dict(zip((one.name for one in function._schema.arguments), args, strict=False)) | (kwargs or {})
         for one in function._schema.arguments:
             if one.alias_info is not None and one.alias_info.is_write and isinstance(given.get(one.name), cls):
                 _refuse_write()
-        values = tree_map_only(cls, cls.values, (args, kwargs or {}))
+        values = tree_map_only(cls, cls.read, (args, kwargs or {}))
         result = function(*values[0], **values[1])
         if not any(one.alias_info is not None for one in function._schema.returns):
             return result
@@ -220,7 +239,7 @@ def attach(
     for parameter in names:
         if not _C.belongs_to_engine(parameter):  # quantised weights: the module's own, like a buffer
             continue
-        parameter._zerotorch_engine = reference  # type: ignore[attr-defined]
+        vars(parameter).update(_zerotorch_engine=reference, __reduce_ex__=_Reduce(parameter))
         if stage >= _STAGE_OF_SHARDED_PARAMETERS:
             mark(parameter, ranks)
             if parameter.requires_grad and trained:
@@ -235,7 +254,7 @@ def detach(parameters: Iterable[torch.nn.Parameter], handles: list[Any]) -> None
     for handle in handles:
         handle.remove()
     for parameter in parameters:
-        for name in (*_marks(parameter, 1), "ds_id", "_zerotorch_engine"):
+        for name in _own():
             vars(parameter).pop(name, None)
 
 

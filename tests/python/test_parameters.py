@@ -533,3 +533,28 @@ def test_writes_that_nobody_spreads_are_errors_with_sanity_checks() -> None:
         for message in found:
             assert message.startswith("rank 1: Detected in-place modification of a parameter of shape (4, 4)"), message
     assert run(2, writes_that_nobody_spreads, False) == [["no error"] * 2] * 2
+
+
+def files_of_parameters(stage: int) -> None:
+    module = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 5))
+    engine = engine_of(module, zero_optimization={"stage": stage})
+    engine.backward(engine(torch.ones(4, 4)).square().mean())
+    engine.step()
+    wanted = [parameter.detach().clone() for parameter in module.parameters()]
+    file = io.BytesIO()
+    torch.save(list(module.parameters()), file)
+    assert b"zerotorch" not in file.getvalue()
+    file.seek(0)
+    loaded = torch.load(file)  # of tensors alone
+    assert all(torch.equal(one, other) and not vars(one) for one, other in zip(loaded, wanted, strict=True))
+    assert not vars(pickle.loads(pickle.dumps(module))[0].weight)
+    engine.backward(engine(torch.ones(4, 4)).square().mean())
+    engine.step()
+    assert not torch.equal(module[0].weight, wanted[0])
+    engine.destroy()
+    assert not vars(module[0].weight)
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_files_of_parameters_need_no_zerotorch(stage: int) -> None:
+    run(2, files_of_parameters, stage)
