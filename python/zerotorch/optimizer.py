@@ -29,6 +29,10 @@ LIVE = (
 )
 #: One that it takes when it is made.
 _FIXED = "decoupled_weight_decay"
+_GOT_A_GROUP = (
+    "the optimizer has got a parameter group since initialize(), which the engine would not train: give it all parameters "
+    "before (frozen ones may be unfrozen later), or make a new engine"
+)
 _ONE_BY_ONE = (
     "It looks at whole parameters, of which each rank gives it a part: take an optimizer that treats elements one by one"
 )
@@ -159,14 +163,17 @@ class ZeroOptimizer(OptimizerNames, ZeROOptimizer, torch.optim.Optimizer):
                 self._core.set_parameter_group(number, changed)
                 self._pushed[index] = now
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """For the constructor. Raises UsageError once an engine has the optimizer. Local."""
+        if getattr(self, "_core", None) is not None:
+            raise UsageError(f"add_param_group(): {_GOT_A_GROUP}")
+        torch.optim.Optimizer.add_param_group(self, param_group)  # of no class beside it (optimizer_classes.py)
+
     def check_members(self) -> None:
         """Follows parameters that have joined the group in which the engine has them. Raises UsageError for other changes
         of groups, and for parameters that would be trained though no group has them. Local."""
         if len(self.param_groups) != len(self._members):
-            raise UsageError(
-                "the optimizer has got a parameter group since initialize(), which the engine would not train: give it "
-                "all parameters before (frozen ones may be unfrozen later), or make a new engine"
-            )
+            raise UsageError(_GOT_A_GROUP)
         for index, group in enumerate(self.param_groups):
             now, before = group["params"], self._members[index]
             if len(now) == len(before) and all(map(operator.is_, now, before)):

@@ -434,3 +434,20 @@ def optimizers_class(kind: str, offload: bool) -> tuple[str, bool, bool]:
 )
 def test_a_configured_optimizer_has_the_class_of_its_type(kind: str, offload: bool, name: str) -> None:
     assert run(1, optimizers_class, kind, offload) == [(name, name == "DeepSpeedCPUAdam", True)]
+
+
+def grown(kind: str) -> None:
+    import zerotorch
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+    settings = {**config(2), "optimizer": {"type": kind, "params": {"lr": 1e-2}}}
+    engine, optimizer, _, _ = zerotorch.initialize(model=model, model_parameters=model.parameters(), config=settings)
+    with pytest.raises(zerotorch.UsageError, match=r"add_param_group\(\): the optimizer has got a parameter group"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    train(engine, 2)  # nothing has changed
+    engine.destroy()
+
+
+@pytest.mark.parametrize("kind", ["Adam", "SGD", "Lamb"])
+def test_groups_are_given_at_the_beginning(kind: str) -> None:
+    run(1, grown, kind)
