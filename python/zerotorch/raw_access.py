@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from zerotorch import _C
 from zerotorch.errors import UsageError
@@ -172,7 +172,8 @@ class _Part(torch.Tensor):
     ) -> Any:
         given = dict(zip((one.name for one in function._schema.arguments), args, strict=False)) | (kwargs or {})
         for one in function._schema.arguments:
-            if one.alias_info is not None and one.alias_info.is_write and isinstance(given.get(one.name), cls):
+            is_written = one.alias_info is not None and one.alias_info.is_write
+            if is_written and any(isinstance(value, cls) for value in tree_leaves(given.get(one.name))):  # also in lists
                 _refuse_write()
         values = tree_map_only(cls, cls.read, (args, kwargs or {}))
         result = function(*values[0], **values[1])

@@ -421,6 +421,7 @@ def local_parts(store: str) -> dict[str, Any]:
         lambda: part_of[:2].copy_(torch.zeros(2)),
         lambda: setattr(part_of, "data", kept),
         lambda: torch.add(kept, 1, out=part_of),
+        lambda: torch._foreach_zero_([part_of]),
         part_of.untyped_storage,
     ):
         with pytest.raises(AssertionError, match="safe_set_local_fp32_param"):
