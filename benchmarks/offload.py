@@ -66,11 +66,11 @@ def train(args: argparse.Namespace, tier: str, scratch: pathlib.Path, number: in
     config: dict[str, Any] = CONFIG | {"gradient_clipping": args.clipping}
     if tier == IN_BACKWARD:
         config |= {"gradient_clipping": 0, "bf16": {"enabled": True, "check_grad_overflow": False}}
-        config["zerotorch"] = {"step_in_backward": True}
+        config["zerotorch"] = {"update": "in_backward"}
     if tier == "states, speculative":
-        config["zerotorch"] = {"speculative_update": True}
+        config["zerotorch"] = {"update": "speculative"}
     if tier == DELAYED:
-        config["zerotorch"] = {"delayed_update": True}
+        config["zerotorch"] = {"update": "delayed"}
     (scratch / "config.json").write_text(json.dumps(config))
     command += ["--steps", str(args.steps), "--config", str(scratch / "config.json"), "--run-dir", str(folder), "--json"]
     command += ["--eval-batches", "1", "--eval-every", "0", "--sample-length", "0", "--force", *options]

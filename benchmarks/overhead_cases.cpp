@@ -85,7 +85,7 @@ std::string json_of(const Mode& mode, int ranks) {
       {"zerotorch",
        {{"store", ranks > 1 ? mode.store : "auto"},
         {"unit_numel", mode.unit_numel},
-        {"step_in_backward", mode.in_backward}}}};
+        {"update", mode.in_backward ? "in_backward" : "after_backward"}}}};
   return json.dump();
 }
 
@@ -453,7 +453,7 @@ Sized measure_size(Rank& rank, int layers, std::int64_t width, const Mode& mode,
                  {"ranks", group.size()},
                  {"stage", mode.stage},
                  {"store", mode.store},
-                 {"step_in_backward", mode.in_backward},
+                 {"in_backward", mode.in_backward},
                  {"bare_ms", ms(result.bare)},
                  {"engine_ms", ms(result.engine)},
                  {"overhead_ms", ms(result.overhead)},

@@ -11,7 +11,8 @@
 // (prefetch as far as stage3_prefetch_bucket_size instead of measured), -blocking (overlap_comm false), -8bit
 // (AdamW8bit), -nvme (masters and states in a scratch file in --nvme-path; the line says what went to and from the
 // disk), -params (parameters in one, too), -host (states and parameters of a module on a GPU in host memory, where they
-// are anyway with several ranks), -ratio (half of the elements updated there, half by the GPU), -late (delayed_update).
+// are anyway with several ranks), -ratio (half of the elements updated there, half by the GPU), -late (an update that
+// is delayed).
 // A GPU's memory is that in use (with what allocators keep, of all processes), what libtorch's allocator had of it at
 // most, and the ledger's kinds; --alone for those of the engine. Under mpirun the ranks are mpirun's;
 // scripts/slow_network.sh makes them talk over a network of a given speed.
@@ -60,7 +61,7 @@ struct Options {
   bool alone = false;          ///< no baseline
   bool bf16_sums = false;      ///< data_types.grad_accum_dtype
   bool quick_values = false;   ///< of parameters, in bf16: see quick_normal_()
-  bool in_backward = false;    ///< zerotorch.step_in_backward
+  bool in_backward = false;    ///< zerotorch.update
   bool glibc = false;          ///< no zerotorch.caching_allocator
   std::string nvme_path = ".";
   std::int64_t block_size = 1 << 20, queue_depth = 32, buffer_count = 4;
@@ -107,8 +108,8 @@ std::string json_of(const Options& options, const std::string& mode) {
              "offload_optimizer": {{"device": "{}", "nvme_path": "{}", "buffer_count": {}, "ratio": {}}},
              "offload_param": {{"device": "{}", "nvme_path": "{}"}}}},
            "aio": {{"block_size": {}, "queue_depth": {}}},
-           "zerotorch": {{"store": "{}", "step_in_backward": {}, "progress_thread": "{}",
-             "measured_prefetch": {}, "caching_allocator": {}, "delayed_update": {}}}{}}})",
+           "zerotorch": {{"store": "{}", "update": "{}", "progress_thread": "{}",
+             "measured_prefetch": {}, "caching_allocator": {}}}{}}})",
       options.batch, options.accumulation, has("8bit") ? "AdamW8bit" : "AdamW", options.in_backward ? 0.0 : 1.0,
       !options.fp32, !options.in_backward, mode[5], !has("blocking"),
       has("nvme")   ? "nvme"
@@ -119,7 +120,10 @@ std::string json_of(const Options& options, const std::string& mode) {
       : has("host") ? "cpu"
                     : "none",
       options.nvme_path, options.block_size, options.queue_depth, copying || !node_shared ? "copying" : "node_shared",
-      options.in_backward, has("thread") ? "always" : "never", !has("fixed"), !options.glibc, has("late"),
+      options.in_backward ? "in_backward"
+      : has("late")       ? "delayed"
+                          : "after_backward",
+      has("thread") ? "always" : "never", !has("fixed"), !options.glibc,
       options.bf16_sums ? R"(, "data_types": {"grad_accum_dtype": "bf16"})" : "");
 }
 

@@ -144,10 +144,8 @@ std::string stage_text(const CheckedConfig& checked) {
   std::string text = fmt::format("{}: {}", stage, kSharded[stage]);
   if (stage > 0) text += fmt::format(" over {}", counted(checked.ranks, "rank"));
   if (config.zero_optimization.overlaps_comm()) text += "; communication overlaps computation";
-  if (config.zerotorch.step_in_backward) text += "; updates happen in backward, no gradient is kept";
-  if (config.zerotorch.delayed_update) text += "; updates run beside the next step, on whose gradients they come late";
-  if (config.zerotorch.speculative_update)
-    text += "; updates begin in backward, and are undone where gradients are clipped";
+  if (const auto updates = update_summary(config.zerotorch.update); !updates.empty())
+    text += fmt::format("; {}", updates);
   return text;
 }
 

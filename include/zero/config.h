@@ -435,20 +435,20 @@ struct Config {
     bool caching_allocator = true;
     /// Pin each rank to its share of the cores.
     bool bind_cores_to_rank = false;
-    /// Update each piece of the parameters in backward, as soon as its gradient is complete, and keep no gradients.
-    /// Same bits as without. Needs stage 1 to 3, gradient_clipping 0, one micro-batch per step and, in bf16,
-    /// check_grad_overflow false.
-    bool step_in_backward = false;
-    /// Update while the next step computes (ZeRO-Offload's one-step delayed parameter update): gradients are of
-    /// parameters that lack the last update, so it is another training, the same bits on any number of ranks. Costs a
-    /// second set of gradient sums and of this rank's parameters. Needs stage 1 to 3, and states in host memory or on
-    /// NVMe.
-    bool delayed_update = false;
-    /// Begin the update in backward, of states on NVMe, before it is known whether gradients need clipping or are not
-    /// finite, and undo it where they are: the bits of an update that waits, and a disk that works beside backward.
-    /// Costs a second set of this rank's parameters in memory, and of states in the file. Needs stage 1 to 3 and
-    /// zero_optimization.offload_optimizer.device 'nvme'.
-    bool speculative_update = false;
+    /// When the optimizer's update runs; all but the last give the same bits. docs/config.md lists what each excludes.
+    ///   kAfterBackward  in step().
+    ///   kInBackward     piece by piece in backward, as soon as a gradient is complete; no gradients are kept. Needs
+    ///                   stage 1 to 3, gradient_clipping 0, one micro-batch per step and, in bf16, check_grad_overflow
+    ///                   false.
+    ///   kSpeculative    of states on NVMe, from backward on, before it is known whether gradients need clipping or are
+    ///                   not finite; undone where they do or are. The disk works during backward. Costs a second set of
+    ///                   this rank's parameters in memory, and of states in the file. Needs stage 1 to 3.
+    ///   kDelayed        while the next step computes (ZeRO-Offload's one-step delayed parameter update). Gradients are
+    ///                   of parameters that lack the last update: a different training, the same on any number of
+    ///                   ranks. Costs a second set of gradient sums and of this rank's parameters. Needs stage 1 to
+    ///                   3, and states in host memory or on NVMe.
+    enum class Update : std::uint8_t { kAfterBackward, kInBackward, kSpeculative, kDelayed };
+    Update update = Update::kAfterBackward;
     /// Stochastic rounding of bf16 master weights (bf16.bf16_master_weights_and_grads): rounds up with a probability
     /// equal to the fraction of the way from the lower to the upper neighbour, so that small steps are right on
     /// average. Random numbers depend on `seed`, step and element only: the same at every stage and number of ranks.
@@ -554,5 +554,8 @@ struct Config {
   /// and the world size when they contradict or do not divide, or when neither of the first two was given.
   void resolve_batch(int world_size);
 };
+
+/// What a schedule of updates does, in a few words; empty: updates run after backward.
+std::string_view update_summary(Config::Zerotorch::Update update);
 
 }  // namespace zero

@@ -199,7 +199,7 @@ class Engine {
   /// From the next window on, every rank runs `steps` micro-batches per update, and gradients are averaged over as
   /// many. config() shows the new value and checkpoints keep it. Call between windows, with the same value on every
   /// rank: ranks compare it at the end of the next micro-batch (ConfigError on all). Local. Throws ConfigError (`steps`
-  /// < 1, or not 1 with step_in_backward), ModelError (inside a window).
+  /// < 1, or not 1 where zerotorch.update keeps no gradients), ModelError (inside a window).
   void set_gradient_accumulation_steps(std::int64_t steps);
   /// The same, given the samples per update over all ranks; the micro-batch size does not change. Also throws
   /// ConfigError unless `samples` is a multiple of train_micro_batch_size_per_gpu * world_size().
@@ -207,7 +207,8 @@ class Engine {
   /// Says whether micro-batches from now on end their window, however many it has; nullopt: counts them again. While it
   /// is false, every backward() is a whole micro-batch and ends it, and step() is optional and does nothing. Gradients
   /// are still averaged over gradient_accumulation_steps, as in DeepSpeed; a window of another length is warned about
-  /// once. Same value on every rank, compared as above. Local. Throws ConfigError: false with step_in_backward.
+  /// once. Same value on every rank, compared as above. Local. Throws ConfigError: false where zerotorch.update keeps
+  /// no gradients.
   void set_gradient_accumulation_boundary(std::optional<bool> is_boundary);
   /// Parameter groups are InitializeOptions::parameter_groups and the implicit last one, or the client
   /// optimizer's.
@@ -216,14 +217,16 @@ class Engine {
   int parameter_group_of(std::string_view name) const;
   double learning_rate(int parameter_group = 0) const;  ///< for the next update
   /// Overrides the learning rate of the schedule or client optimizer, for one group or all, until follow_schedule().
-  /// Same value on every rank: step() compares. With step_in_backward it applies from the next window on. Local.
+  /// Same value on every rank: step() compares. If zerotorch.update runs in backward, it applies from the next window
+  /// on. Local.
   void set_learning_rate(double lr);
   void set_learning_rate(int parameter_group, double lr);
   void follow_schedule();
   /// Changes hyper-parameters of a parameter group from the next update on; `values.names` is ignored, fields that are
   /// not set stay. Not with a client optimizer or optimizer_factory: change that optimizer's own options. Same on every
-  /// rank: step() compares. With step_in_backward it applies from the next window on. Local. Throws ConfigError for
-  /// hyper-parameters that the optimizer does not have, and for values that need a state it was made without.
+  /// rank: step() compares. If zerotorch.update runs in backward, it applies from the next window on. Local. Throws
+  /// ConfigError for hyper-parameters that the optimizer does not have, and for values that need a state it was made
+  /// without.
   void set_parameter_group(int parameter_group, const ParameterGroup& values);
   /// Global 2-norm of the averaged gradient at the last update, before clipping; 0 before the first.
   double grad_norm() const;
@@ -231,9 +234,9 @@ class Engine {
   /// ones; their squares add up to that of grad_norm(). Of a model that is split over model-parallel ranks: of this
   /// rank's part. Empty before the first update. Local.
   std::vector<UnitNorm> unit_grad_norms() const;
-  /// With zerotorch.delayed_update the last step's update becomes part of the parameters, as it also does in every
-  /// function below that reads or writes weights or states, and when a checkpoint is saved; without it, nothing. Not
-  /// between forward and backward. *Collective.* Throws IoError where states are on a disk that fails.
+  /// If the last step's update is still under way (zerotorch.update), it becomes part of the parameters. So it does in
+  /// every function below that reads or writes weights or states, and when a checkpoint is saved. Not between forward
+  /// and backward. *Collective.* Throws IoError where states are on a disk that fails.
   void finish_update();
   /// From the next window on, or no longer: computes squared norms of every micro-batch's gradient on its way, which
   /// costs about as much as reading all gradients once more. The second backward() of a micro-batch then throws
@@ -280,7 +283,7 @@ class Engine {
   /// Calls `change` for this rank's part of every averaged gradient. Values that it writes are what step() clips,
   /// counts in grad_norm() and applies. Gathers nothing: suited to masks, noise, clamps and logs. Call between the
   /// window's last backward() and step(). *Collective*, but the calls of `change` are local. Throws ModelError earlier
-  /// in a window, and with step_in_backward.
+  /// in a window, and where zerotorch.update keeps no gradients.
   void for_each_gradient(const std::function<void(const GradientPart&)>& change);
   /// Replaces the averaged gradient of a parameter; `value` [its sizes] must be the same on every rank. As
   /// for_each_gradient().

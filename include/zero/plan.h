@@ -279,8 +279,8 @@ struct Plan {
 /// 'node_shared' over hosts with different numbers of ranks, fewer than one rank.
 Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster);
 
-/// `config` at another stage. overlap_comm follows the stage unless it was given; step_in_backward is switched off at
-/// stage 0.
+/// `config` at another stage. overlap_comm follows the stage unless it was given; at stage 0 updates run after
+/// backward.
 Config at_stage(Config config, int stage);
 
 /// True if the host that needs most has enough memory, and the GPU that does, or their memory is unknown.
@@ -304,13 +304,13 @@ struct Suggestion {
 
 /// What may be changed to make a run fit, in the order in which it is tried.
 struct Changes {
-  bool buckets = true;           ///< smaller ones
-  bool stage = true;             ///< a higher one
-  bool store = true;             ///< node-shared
-  bool step_in_backward = true;  ///< where nothing is clipped or accumulated
-  bool micro_batch = true;       ///< smaller ones, and more accumulation
-  bool dtype = true;             ///< bf16
-  bool recompute = true;         ///< activation checkpointing of every block
+  bool buckets = true;      ///< smaller ones
+  bool stage = true;        ///< a higher one
+  bool store = true;        ///< node-shared
+  bool update = true;       ///< in backward, where nothing is clipped or accumulated
+  bool micro_batch = true;  ///< smaller ones, and more accumulation
+  bool dtype = true;        ///< bf16
+  bool recompute = true;    ///< activation checkpointing of every block
   bool deferred_init = true;
   bool fewer_bits = false;            ///< of optimizer states, then also of masters and sums: another curve
   bool ratio = true;                  ///< of GPUs: all states in host memory, where a part is

@@ -73,7 +73,8 @@ struct OffloadReport {
                                      ///< micro-batch of sums of gradients
   std::int64_t read_nbytes = 0, written_nbytes = 0;
   double waited_seconds = 0;  ///< time in which updates waited for the disk
-  /// With zerotorch.speculative_update: updates that began in backward, and were kept, or undone.
+  /// Updates that began in backward before gradients were known to be finite and small enough, and were kept, or undone
+  /// (zerotorch.update).
   std::int64_t updates_kept = 0, updates_undone = 0;
 };
 

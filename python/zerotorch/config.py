@@ -93,8 +93,8 @@ class DeepSpeedConfig(ConfigNames):
             raise ConfigError(f"managed_gradient_accumulation: {given!r} is neither true nor false")
         if not self.manages_accumulation and self.updates_in_backward:
             raise ConfigError(
-                "managed_gradient_accumulation: false, and zerotorch.step_in_backward updates in every backward: set one "
-                "of them"
+                "managed_gradient_accumulation: false, and zerotorch.update \"in_backward\" updates in every backward: "
+                "change one of them"
             )
 
     def _with_one_micro_batch(self) -> dict[str, Any]:
@@ -146,11 +146,11 @@ class DeepSpeedConfig(ConfigNames):
 
     @property
     def updates_in_backward(self) -> bool:
-        return bool(self.resolved["zerotorch"]["step_in_backward"])
+        return self.resolved["zerotorch"]["update"] == "in_backward"
 
     @property
     def delays_updates(self) -> bool:
-        return bool(self.resolved["zerotorch"]["delayed_update"])
+        return self.resolved["zerotorch"]["update"] == "delayed"
 
     @property
     def refuses_writes(self) -> bool:

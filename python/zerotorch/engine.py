@@ -234,7 +234,7 @@ class DeepSpeedEngine(EngineNames, torch.nn.Module):
                 self._unmanaged.drop_window()
 
     def finish_update(self) -> None:
-        """With zerotorch.delayed_update: the last step's update becomes part of the parameters. On every rank."""
+        """With zerotorch.update "delayed": the last step's update becomes part of the parameters. On every rank."""
         self._life.require_alive()
         self._core.finish_update()
 

@@ -36,8 +36,7 @@ class Session {
     MPI_Finalized(&finalized);
     mpi_lock()->close();
     if (!ours_ || finalized) return;
-    const bool all_here = !failed_ || all_ranks_come();
-    if (all_here && !unclean_) MPI_Finalize();
+    if (!failed_ || all_ranks_come_clean()) MPI_Finalize();
   }
 
   bool ours() const { return ours_; }
@@ -45,17 +44,20 @@ class Session {
   void mark_unclean() noexcept { unclean_ = true; }
 
  private:
-  /// A barrier that can be given up, where MPI_Finalize would wait for ever. It also lets every rank say what
-  /// it has to say before the first one that ends makes mpirun end them all.
-  static bool all_ranks_come() noexcept {
+  /// Whether all ranks can call MPI_Finalize, which would wait for ever for one that does not: each has come here, and
+  /// none has requests that cannot be cancelled. It also lets every rank say what it has to say before the first one
+  /// that ends makes mpirun end them all.
+  bool all_ranks_come_clean() const noexcept {
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-    MPI_Request barrier = MPI_REQUEST_NULL;
-    if (MPI_Ibarrier(MPI_COMM_WORLD, &barrier) != MPI_SUCCESS) return false;
+    static int mine = 0, any = 0;  // MPI may still use them when this gives up
+    mine = unclean_ ? 1 : 0;
+    MPI_Request request = MPI_REQUEST_NULL;
+    if (MPI_Iallreduce(&mine, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD, &request) != MPI_SUCCESS) return false;
     const std::int64_t deadline_ns = base::monotonic_ns() + kLastMeetingNs;
     while (base::monotonic_ns() < deadline_ns) {
       int done = 0;
-      if (MPI_Test(&barrier, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
-      if (done) return true;
+      if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
+      if (done) return any == 0;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     return false;

@@ -74,6 +74,10 @@ class Binder {
     // A dot in a name is no path: {"zero_optimization.stage": 1} must not be taken for the real thing.
     if (key == nullptr || name.find('.') != std::string::npos) return unknown(at, section, name);
     if (value.is_null() && key->nullable) return;
+    if (!key->means.empty() && at.active) {
+      if (value == false) return;
+      if (value == true) return read_choice(*key, std::move(at));
+    }
     if (!key->alias_of.empty() && at.active) key = follow_alias(*key, at);
     if (value.is_null() && key->fallback == "null") return;
     const auto [earlier, inserted] = given_.emplace(at.current, Given{at.written, line_of(at.written), {}});
@@ -87,6 +91,21 @@ class Binder {
     if (!checked.ok()) return problem(at, checked.problem);
     if (at.active) settle(*key, value, checked.value, at);
     earlier->second.value = std::move(checked.value);
+  }
+
+  /// A switch of earlier versions that is on: one choice of the key that has replaced it.
+  void read_choice(const Key& old, Place at) {
+    notice(at, fmt::format("old key; write '{}': \"{}\"", old.alias_of, old.means));
+    const Key* const key = find_key(old.alias_of);
+    at.current = key->path;
+    const json choice = old.means;
+    const auto [earlier, inserted] = given_.emplace(at.current, Given{at.written, line_of(at.written), {}});
+    if (!inserted) {
+      return problem(at, fmt::format("given twice: '{}' on line {} is the same setting; remove one",
+                                     earlier->second.path, earlier->second.line));
+    }
+    earlier->second.value = check_value(*key, choice).value;
+    settle(*key, choice, earlier->second.value, at);
   }
 
   /// Old names whose replacement has the same form are read as the replacement; the others have a row that

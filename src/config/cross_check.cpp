@@ -9,6 +9,8 @@
 #include <tuple>
 
 #include "config/binder.h"
+#include "config/exclusions.h"
+#include "config/update_kind.h"
 
 namespace zero::config {
 namespace {
@@ -30,10 +32,6 @@ struct Check {
 
 void check_dtypes(Check& check) {
   const Config& config = check.config;
-  if (config.fp16.enabled && config.bf16.enabled) {
-    if (const Given* given = check.find("fp16.enabled"))
-      check.problem(*given, "bf16.enabled is true as well; set one of the two to false");
-  }
   const Given* given = check.find("data_types.param_dtype");
   if (given == nullptr || given->value.text.empty()) return;
   const std::string& text = given->value.text;
@@ -47,12 +45,6 @@ void check_dtypes(Check& check) {
 
 void check_16_bit_masters(Check& check) {
   const Config& config = check.config;
-  const Given* sums = check.find("data_types.grad_accum_dtype");
-  if (sums != nullptr && config.sum_dtype() == DType::kFloat16 && !config.skips_non_finite()) {
-    check.problem(*sums,
-                  "sums beyond 65504 are infinite, and no step would be skipped for that; write \"bf16\" or "
-                  "\"fp32\", or train in fp16 or bf16 with their checks");
-  }
   const Given* states = check.find("bf16.bf16_optimizer_states");
   if (states != nullptr && config.bf16.optimizer_states && config.optimizer.type.ends_with("8bit")) {
     check.notice(fmt::format("{}: no effect: type {} keeps its states in 8 bits", states->path, config.optimizer.type));
@@ -65,12 +57,6 @@ void check_16_bit_masters(Check& check) {
   wants("bf16.bf16_master_weights_and_grads", config.bf16.master_weights_and_grads, config.bf16.enabled, "bf16");
   wants("bf16.bf16_optimizer_states", config.bf16.optimizer_states, config.bf16.enabled, "bf16");
   wants("fp16.fp16_master_weights_and_grads", config.fp16.master_weights_and_grads, config.fp16.enabled, "fp16");
-  const Given* rounding = check.find("zerotorch.stochastic_rounding");
-  if (rounding != nullptr && config.zerotorch.stochastic_rounding && config.master_dtype() != DType::kBFloat16) {
-    check.problem(*rounding,
-                  "fp32 and fp16 master weights are not rounded so; set bf16.enabled and "
-                  "bf16.bf16_master_weights_and_grads to true, or remove the key");
-  }
 }
 
 void check_gradients_on_nvme(Check& check) {
@@ -80,14 +66,6 @@ void check_gradients_on_nvme(Check& check) {
   if (given == nullptr || offload.device != Config::Zerotorch::OffloadGradients::Device::kNvme) return;
   if (offload.nvme_path.empty() && config.zero_optimization.offload_optimizer.nvme_path.empty())
     check.problem(*given, "'nvme' needs nvme_path beside it, or that of offload_optimizer: a folder on a local disk");
-  if (config.zero_optimization.stage == 0)
-    check.problem(*given, "'nvme' needs a rank's own sums of gradients; set zero_optimization.stage to 1, 2 or 3");
-  if (config.zerotorch.step_in_backward)
-    check.problem(*given, "zerotorch.step_in_backward keeps no sums of gradients; remove one of the two");
-  if (config.optimizer.type == "Muon" || config.optimizer.type == "Adafactor") {
-    check.problem(*given, fmt::format("{} changes whole tensors in the memory of their gradients; remove the section",
-                                      config.optimizer.type));
-  }
 }
 
 void check_offload(Check& check) {
@@ -112,9 +90,6 @@ void check_offload(Check& check) {
   check_device("zero_optimization.offload_param.device", zero.offload_param.device, zero.offload_param.nvme_path);
   const Given* ratio = check.find("zero_optimization.offload_optimizer.ratio");
   if (ratio != nullptr && zero.offload_optimizer.ratio < 1) {
-    if (zero.offload_optimizer.device == Device::kNvme)
-      check.problem(*ratio,
-                    "divides states between a GPU and host memory, and device is 'nvme'; remove one of the two");
     if (zero.offload_optimizer.device == Device::kNone)
       check.notice(fmt::format("{}: nothing is offloaded that could be divided", ratio->path));
   }
@@ -128,8 +103,6 @@ void check_offload(Check& check) {
     const Given* given = check.find("zerotorch.offload_activations.device");
     if (given != nullptr && activations.nvme_path.empty())
       check.problem(*given, "'nvme' needs nvme_path beside it: a folder on a local disk");
-    if (given != nullptr && check.config.activation_checkpointing.partition_activations)
-      check.problem(*given, "'nvme' and activation_checkpointing.partition_activations; remove one");
   }
   const bool by_old_key = check.config.activation_checkpointing.cpu_checkpointing;
   for (const auto& [path, is_on] :
@@ -138,17 +111,6 @@ void check_offload(Check& check) {
                   activations.device == Config::Zerotorch::OffloadActivations::Device::kCpu)}) {
     if (is_on && check.find(path) != nullptr)
       check.notice(fmt::format("{}: no effect without a GPU: activations are in host memory already", path));
-  }
-  const Given* given_by_old_key = check.find("activation_checkpointing.cpu_checkpointing");
-  if (given_by_old_key != nullptr && by_old_key &&
-      activations.device == Config::Zerotorch::OffloadActivations::Device::kNvme)
-    check.problem(*given_by_old_key, "and zerotorch.offload_activations.device 'nvme' are two places; remove one");
-  const Given* parameters = check.find("zero_optimization.offload_param.device");
-  if (parameters == nullptr || zero.offload_param.device != Device::kNvme) return;
-  if (zero.stage != 3) check.problem(*parameters, "'nvme' needs stage 3: at other stages parameters are not sharded");
-  if (check.config.zerotorch.store == Config::Zerotorch::Store::kNodeShared) {
-    check.problem(*parameters,
-                  "'nvme' and zerotorch.store 'node_shared', which keeps all parameters in memory; remove one");
   }
 }
 
@@ -234,26 +196,6 @@ void check_lamb_and_muon(Check& check) {
         "scheduler: gives one rate to all parameters, as in DeepSpeed: muon_lr and adam_lr count without a schedule");
 }
 
-bool is_of_whole_tensors(std::string_view optimizer) {
-  return optimizer == "Lamb" || optimizer == "Muon" || optimizer == "Adafactor";
-}
-
-/// Lamb, Muon and Adafactor need whole tensors, for which the sums of gradients are their working memory.
-void check_whole_tensors(Check& check) {
-  const Config& config = check.config;
-  const Given* type = check.find("optimizer.type");
-  if (type == nullptr || !is_of_whole_tensors(config.optimizer.type)) return;
-  if (config.sum_dtype() != DType::kFloat32) {
-    check.problem(*type, fmt::format("{} needs gradients summed in fp32; set data_types.grad_accum_dtype to \"fp32\"",
-                                     config.optimizer.type));
-  }
-  if (config.zerotorch.step_in_backward) {
-    check.problem(*type, fmt::format("{} needs whole tensors, which step_in_backward does not keep; set "
-                                     "zerotorch.step_in_backward to false",
-                                     config.optimizer.type));
-  }
-}
-
 struct Required {
   std::string_view type, parameter, meaning;
 };
@@ -302,80 +244,25 @@ void check_scheduler(Check& check) {
   }
 }
 
-void check_step_in_backward(Check& check) {
-  const Given* given = check.find("zerotorch.step_in_backward");
-  if (given == nullptr || !check.config.zerotorch.step_in_backward) return;
-  if (check.config.zero_optimization.stage == 0) {
-    check.problem(*given, "needs sharded optimizer states; set zero_optimization.stage to 1, 2 or 3");
-  }
-  if (check.config.gradient_clipping > 0) {
-    check.problem(*given, fmt::format("parameters are updated before the gradient's norm is known; set "
-                                      "gradient_clipping to 0 (it is {:g})",
-                                      check.config.gradient_clipping));
-  }
-  if (check.config.fp16.enabled) {
-    check.problem(*given,
-                  "a step cannot be skipped once it is under way, as fp16 asks for; use bf16 with "
-                  "bf16.check_grad_overflow false");
-  } else if (check.config.skips_non_finite()) {
-    check.problem(*given, "a step cannot be skipped once it is under way; set bf16.check_grad_overflow to false");
-  }
-}
-
-void check_delayed_update(Check& check) {
-  const Given* given = check.find("zerotorch.delayed_update");
-  const Config& config = check.config;
-  if (given == nullptr || !config.zerotorch.delayed_update) return;
-  if (config.zero_optimization.stage == 0)
-    check.problem(*given, "needs sharded optimizer states; set zero_optimization.stage to 1, 2 or 3");
-  if (config.zerotorch.step_in_backward)
-    check.problem(*given, "zerotorch.step_in_backward updates in the same step's backward; remove one of the two");
-  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
-  if (config.zero_optimization.offload_param.device == Device::kNvme) {
-    check.problem(*given,
-                  "the file of zero_optimization.offload_param has one set of parameters; keep them in memory, or set "
-                  "this to false");
-  }
+void check_update(Check& check) {
+  const Given* given = check.find("zerotorch.update");
+  if (given == nullptr || !kind_of(check.config.zerotorch.update).ends_after_step) return;
   // A save finishes the update, and the curve would depend on the clock.
   if (check.find("zerotorch.checkpoint.every_minutes") == nullptr) check.config.zerotorch.checkpoint.every_minutes = 0;
   check.notice(
       fmt::format("{}: whatever saves a checkpoint, validates or reads weights finishes the update that is under "
-                  "way, and the curve goes on otherwise than without; by itself nothing is saved by the clock",
+                  "way, and the curve differs from one without; by itself nothing is saved by the clock",
                   given->path));
-  const std::string& type = config.optimizer.type;
-  if (is_of_whole_tensors(type)) {
-    check.problem(*given, fmt::format("{} brings tensors together between the ranks in its update, which cannot happen "
-                                      "beside the next step; choose another optimizer, or set this to false",
-                                      type));
-  }
 }
 
-void check_speculative_update(Check& check) {
-  const Given* given = check.find("zerotorch.speculative_update");
-  const Config& config = check.config;
-  if (given == nullptr || !config.zerotorch.speculative_update) return;
-  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
-  if (config.zero_optimization.stage == 0)
-    check.problem(*given, "needs sharded optimizer states; set zero_optimization.stage to 1, 2 or 3");
-  if (config.zero_optimization.offload_param.device == Device::kNvme) {
-    check.problem(*given,
-                  "the file of zero_optimization.offload_param has one set of parameters; keep them in memory, or set "
-                  "this to false");
-  }
-  if (config.zerotorch.offload_gradients.device == Config::Zerotorch::OffloadGradients::Device::kNvme) {
-    check.problem(*given,
-                  "reads sums of gradients while others are added to, and zerotorch.offload_gradients has them in a "
-                  "file; keep them in memory, or set this to false");
-  }
-  for (const auto& [is_set, name] : {std::pair{config.zerotorch.step_in_backward, "step_in_backward"},
-                                     std::pair{config.zerotorch.delayed_update, "delayed_update"}}) {
-    if (is_set)
-      check.problem(*given, fmt::format("does what zerotorch.{} does otherwise; remove one of the two", name));
-  }
-  if (is_of_whole_tensors(config.optimizer.type)) {
-    check.problem(*given, fmt::format("{} brings tensors together between the ranks in its update, which cannot happen "
-                                      "beside backward; choose another optimizer, or set this to false",
-                                      config.optimizer.type));
+/// Reported at the key that was written, of the two.
+void check_exclusions(Check& check) {
+  const Setting setting{.config = check.config};
+  for (const Exclusion* row : violations(setting)) {
+    if (row->may_change) continue;
+    const Given* given = check.find(row->one->path);
+    if (given == nullptr) given = check.find(row->other->path);
+    check.problems.add(given == nullptr ? 0 : given->line, row->message(setting));
   }
 }
 
@@ -412,12 +299,10 @@ void cross_check(const GivenKeys& given, Config& config, Problems& problems) {
   check_loss_scale(check);
   check_offload(check);
   check_optimizer(check);
-  check_whole_tensors(check);
   check_scheduler(check);
   check_lamb_and_muon(check);
-  check_step_in_backward(check);
-  check_delayed_update(check);
-  check_speculative_update(check);
+  check_update(check);
+  check_exclusions(check);
   check_timeout(check);
   check_comms_logger(check);
   if (check.find("gradient_clipping") == nullptr) {

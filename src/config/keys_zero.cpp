@@ -102,7 +102,7 @@ constexpr Key kZero[] = {
      .minimum = -1},
     refused("zero_optimization.mics_hierarchical_params_gather", Kind::kBool, "false", kMics, "false"),
     not_built("zero_optimization.zenflow",
-              "ZenFlow is not built; remove the section (zerotorch.delayed_update overlaps updates with the next step)",
+              "ZenFlow is not built; remove the section (zerotorch.update can overlap an update with the next step)",
               "*"),
 };
 

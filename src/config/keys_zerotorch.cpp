@@ -6,7 +6,7 @@ namespace {
 
 using Own = Config::Zerotorch;
 
-constexpr Key kKeys[] = {
+constexpr Key kOwnKeys[] = {
     section("zerotorch", "what DeepSpeed has no key for"),
     {.path = "zerotorch.store",
      .kind = Kind::kChoice,
@@ -83,18 +83,19 @@ constexpr Key kKeys[] = {
     honoured("zerotorch.bind_cores_to_rank", Kind::kBool, "false",
              "pin each rank to its share of the cores, beside its GPU if it has one",
              field<&Config::zerotorch, &Own::bind_cores_to_rank>),
-    honoured("zerotorch.step_in_backward", Kind::kBool, "false",
-             "update parameters in backward, keep no gradients; without clipping and accumulation only",
-             field<&Config::zerotorch, &Own::step_in_backward>),
-    honoured("zerotorch.delayed_update", Kind::kBool, "false",
-             "update while the next step computes, on parameters without that update (ZeRO-Offload's delayed parameter "
-             "update): another training than without",
-             field<&Config::zerotorch, &Own::delayed_update>),
-    honoured(
-        "zerotorch.speculative_update", Kind::kBool, "false",
-        "with states on NVMe: begin the update in backward, and undo it where gradients are clipped or not finite; "
-        "the same bits",
-        field<&Config::zerotorch, &Own::speculative_update>),
+    {.path = "zerotorch.update",
+     .kind = Kind::kChoice,
+     .fallback = "\"after_backward\"",
+     .note =
+         "when the update runs. in_backward: as gradients become complete, and none are kept; without clipping and "
+         "accumulation only. speculative: with states on NVMe, begins in backward, and is undone where gradients "
+         "are clipped or not finite. delayed: while the next step computes, whose gradients lack it (ZeRO-Offload's "
+         "delayed parameter update): a different training. The others give the same bits",
+     .choices = "after_backward|in_backward|speculative|delayed",
+     .field = field<&Config::zerotorch, &Own::update>},
+    was_a_switch("zerotorch.step_in_backward", "zerotorch.update", "in_backward"),
+    was_a_switch("zerotorch.speculative_update", "zerotorch.update", "speculative"),
+    was_a_switch("zerotorch.delayed_update", "zerotorch.update", "delayed"),
     honoured("zerotorch.stochastic_rounding", Kind::kBool, "false",
              "bf16 master weights are rounded up as often as they are near the upper neighbour; drawn by seed, step "
              "and element alone",
@@ -210,6 +211,6 @@ constexpr Key kKeys[] = {
 
 }  // namespace
 
-std::span<const Key> zerotorch_keys() { return kKeys; }
+std::span<const Key> zerotorch_keys() { return kOwnKeys; }
 
 }  // namespace zero::config

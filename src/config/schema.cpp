@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "config/update_kind.h"
+
 namespace zero {
 
 std::string_view status_name(KeyStatus status) {
@@ -16,6 +18,8 @@ std::string_view status_name(KeyStatus status) {
   }
   return "?";
 }
+
+std::string_view update_summary(Config::Zerotorch::Update update) { return config::kind_of(update).summary; }
 
 std::span<const KeyInfo> schema() {
   static const std::vector<KeyInfo> infos = [] {

@@ -68,6 +68,8 @@ struct Key {
   /// member; "**": any "enabled" at any depth. Members have rows of their own or are not read.
   std::string_view gate = {};
   std::string_view alias_of = {};
+  /// An old switch whose `true` is now this choice of `alias_of`; `false` says nothing.
+  std::string_view means = {};
   /// null is "not given", as where DeepSpeed's field is optional. Keys whose `fallback` is null take it anyway.
   bool nullable = false;
   /// A parameter of an optimizer or schedule: the types that take it, separated by '|'; empty: all.
@@ -128,6 +130,9 @@ constexpr Key or_null(Key key) {
 constexpr Key old_name(std::string_view path, Kind kind, std::string_view fallback, std::string_view alias_of,
                        KeyStatus status = KeyStatus::kHonoured) {
   return {.path = path, .kind = kind, .fallback = fallback, .status = status, .alias_of = alias_of};
+}
+constexpr Key was_a_switch(std::string_view path, std::string_view alias_of, std::string_view choice) {
+  return {.path = path, .kind = Kind::kBool, .fallback = "false", .alias_of = alias_of, .means = choice};
 }
 
 std::span<const Key> batch_keys();

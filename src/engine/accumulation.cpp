@@ -25,12 +25,8 @@ void Engine::set_gradient_accumulation_steps(std::int64_t steps) {
     throw ConfigError(
         fmt::format("set_gradient_accumulation_steps({}): an update is made of at least one micro-batch", steps));
   }
-  if (impl.config.zerotorch.step_in_backward && steps != 1) {
-    throw ConfigError(
-        fmt::format("set_gradient_accumulation_steps({}): zerotorch.step_in_backward updates in every backward; set it "
-                    "to false to accumulate",
-                    steps));
-  }
+  if (const auto why = impl.without_gradients("set_gradient_accumulation_steps()"); steps != 1 && !why.empty())
+    throw ConfigError(why);
   if (impl.window_micro_batches() > 0 || impl.reducer->micro_batch_has_gradients()) {
     throw ModelError(
         fmt::format("set_gradient_accumulation_steps({}) inside an accumulation window, {} of whose {} micro-batches "
@@ -64,11 +60,9 @@ void Engine::set_train_batch_size(std::int64_t samples) {
 void Engine::set_gradient_accumulation_boundary(std::optional<bool> is_boundary) {
   auto& impl = *impl_;
   impl.check_usable();
-  if (impl.config.zerotorch.step_in_backward && is_boundary == false) {
-    throw ConfigError(
-        "set_gradient_accumulation_boundary(false): zerotorch.step_in_backward updates in every backward; set it to "
-        "false to accumulate");
-  }
+  if (const auto why = impl.without_gradients("set_gradient_accumulation_boundary(false)");
+      is_boundary == false && !why.empty())
+    throw ConfigError(why);
   impl.accumulation.boundary = is_boundary;
 }
 

@@ -17,6 +17,7 @@
 
 #include "base/log.h"
 #include "comm/gather_values.h"
+#include "config/exclusions.h"
 #include "engine/agreement.h"
 #include "engine/bind_cores.h"
 #include "engine/buffers.h"
@@ -116,6 +117,9 @@ ShardPlace place_model(Engine::Impl& impl, std::optional<c10::Device> device) {
   // Work for a device other than the current one costs memory on both.
   if (!model.module_device.is_cpu())
     c10::impl::VirtualGuardImpl(model.module_device.type()).setDevice(model.module_device);
+  config::refuse_excluded({.config = impl.config,
+                           .module_on_gpu = !model.module_device.is_cpu(),
+                           .model_parallel = impl.groups.model_parallel.has_value()});
   const ShardPlace place = choose_shard_place(model.module_device, impl.config, impl.group);
   model.device = place.device;
   if (model.module_is_elsewhere()) {
@@ -221,7 +225,7 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
                                           .prefetch_numel = laid.prefetch_numel,
                                           .measured_prefetch = impl.config.zerotorch.measured_prefetch,
                                           .publish_bucket_numel = zero.allgather_bucket_size,
-                                          .updates_in_backward = laid.step_in_backward};
+                                          .updates_in_backward = !laid.update.keeps_gradients};
     options.shares_shards = laid.copies_units;
     if (laid.parameters_on_disk) {
       options.disk = disk_of(impl.config, zero.offload_param.nvme_path, zero.offload_param.buffer_count);
@@ -239,12 +243,12 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   impl.base_lr = std::move(setup.base_lr);
   impl.training.lr_overrides.resize(impl.base_lr.size());
   impl.client = std::move(setup.client);
-  if (laid.step_in_backward) setup.options.bucket_numel = laid.bucket_numel;
+  if (!laid.update.keeps_gradients) setup.options.bucket_numel = laid.bucket_numel;
   // What changes directions in place, and a program's own optimizer, take them as they are added.
   const bool reads_narrow = !setup.options.float_masters &&
                             std::ranges::none_of(setup.options.groups, [](const auto& g) { return g.rule->whole; });
-  setup.options.updates_late = laid.has_next_parameters();
-  if (setup.options.disk) setup.options.disk->has_two_places = laid.speculative_update;
+  setup.options.updates_late = laid.update.second_parameters;
+  if (setup.options.disk) setup.options.disk->has_two_places = laid.update.second_states;
   setup.options.states_on_device = laid.states_on_device;
   setup.options.device_update_numel = laid.device_update_numel;
   const bool on_disk = setup.options.disk.has_value();
@@ -258,34 +262,17 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   }
   sharding::ReducerOptions reducer_options{
       .bucket_numel = laid.bucket_numel,
-      .is_last_micro_batch = [&impl] { return impl.is_boundary(); },
       .overlap = laid.overlap,
       .sums_are_gradients = laid.sums_are_gradients && (reads_narrow || laid.gradient_dtype == laid.sum_dtype),
       .copied_by_device = !laid.states_on_device.empty(),
-      .hands_over_sums = laid.delayed_update};
+      .sets_of_sums = laid.update.sets_of_sums,
+      .keeps_sums = laid.update.keeps_gradients};
   if (laid.gradients_on_disk) {
     const std::string& own = impl.config.zerotorch.offload_gradients.nvme_path;
     reducer_options.disk = disk_of(impl.config, own.empty() ? zero.offload_optimizer.nvme_path : own,
                                    impl.config.zerotorch.offload_gradients.buffer_count);
     reducer_options.disk->cuts.slot_numel = laid.sub_group_numel;
     if (impl.trace) reducer_options.disk->files = &impl.trace->traced(*reducer_options.disk->files);
-  }
-  if (laid.speculative_update) {
-    reducer_options.summed = [&impl](int unit, sharding::Range range) {
-      if (impl.speculative_update) impl.speculative_update->add(unit, range);
-    };
-    reducer_options.changes = [&impl](int unit) {
-      if (impl.speculative_update) impl.speculative_update->spoil(unit);
-    };
-  }
-  if (laid.step_in_backward) {
-    impl.store->refuse_writes(
-        "zerotorch.step_in_backward updates parameters within backward, and what is written besides would be lost; "
-        "hold a zero::GatheredParameters over it with modifier_rank set, and write on that rank");
-    reducer_options.consume = [&impl](int unit, sharding::Range range, const at::Tensor& sums) {
-      sharding::Stopwatch watch(impl.timeline, &StepBreakdown::update, impl.model.units[unit].name);
-      impl.optimizer->update_part(unit, range, sums, impl.rates, impl.averaging());
-    };
   }
   try {
     impl.reducer =
@@ -294,16 +281,8 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
     if (!laid.gradients_on_disk) throw;
     throw IoError(fmt::format("zerotorch.offload_gradients.nvme_path: {}", error.what()));
   }
-  if (laid.delayed_update) {
-    impl.store->refuse_writes(
-        "zerotorch.delayed_update updates parameters while the program goes on, and what is written besides would be "
-        "lost; hold a zero::GatheredParameters over it with modifier_rank set, and write on that rank");
-    impl.delayed_update = std::make_unique<sharding::DelayedUpdate>(*impl.optimizer, *impl.reducer, impl.timeline);
-  }
-  if (laid.speculative_update) {
-    impl.speculative_update =
-        std::make_unique<sharding::SpeculativeUpdate>(impl.model, *impl.optimizer, *impl.reducer, impl.timeline);
-  }
+  impl.update = sharding::make_update_schedule(
+      impl.config.zerotorch.update, {impl.model, *impl.store, *impl.optimizer, *impl.reducer, impl.timeline});
   impl.norm = std::make_unique<sharding::GradientNorm>(impl.model, impl.groups.model_parallel);
   const bool skips_unused = impl.config.zerotorch.unused_parameters == Config::Zerotorch::UnusedParameters::kSkip;
   // Also while the reducer goes, whose last finish steps may update.
@@ -548,18 +527,7 @@ void check_ratio(const Engine::Impl& impl, const sharding::OptimizerOptions& opt
 
 /// Throws ConfigError.
 void check_device(const Engine::Impl& impl, const setup::LaidOut& laid, const sharding::OptimizerOptions& options) {
-  const Config& config = impl.config;
   if (!laid.states_on_device.empty()) check_ratio(impl, options);
-  const bool moves_activations =
-      config.zerotorch.offload_activations.device == Config::Zerotorch::OffloadActivations::Device::kNvme ||
-      (config.activation_checkpointing.partition_activations && impl.groups.model_parallel);
-  if (moves_activations && !impl.model.module_device.is_cpu()) {
-    throw ConfigError(fmt::format(
-        "zerotorch.offload_activations.device 'nvme' and activation_checkpointing.partition_activations take "
-        "activations from host memory, and the module is on {}; set the device to 'cpu', which keeps them "
-        "in host memory, or remove the keys",
-        impl.model.module_device.str()));
-  }
   if (impl.model.passes->in_host_memory()) return;
   constexpr std::string_view kRemedy =
       "set zero_optimization.offload_optimizer.device to 'cpu', which keeps and updates states there";
@@ -592,7 +560,7 @@ void prepare_for_evaluation(Engine::Impl& impl, const InitializeOptions& options
   }
   impl.evaluation_only = true;
   Config& config = impl.config;
-  config.zerotorch.step_in_backward = config.zerotorch.delayed_update = config.zerotorch.speculative_update = false;
+  config.zerotorch.update = Config::Zerotorch().update;
   config.zero_optimization.offload_optimizer.ratio = 1;
   if (config.train_batch_size == 0 && config.train_micro_batch_size_per_gpu == 0)
     config.train_micro_batch_size_per_gpu = 1;
@@ -640,7 +608,7 @@ void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, const ShardPlace
   impl.gradients->hook();
   if (impl.config.zerotorch.debug_observer) {
     impl.debug_observer = std::make_unique<intercept::DebugObserver>();
-    if (!impl.config.zerotorch.step_in_backward) impl.raw_writes.emplace(impl.model);
+    if (impl.keeps_gradients()) impl.raw_writes.emplace(impl.model);
   }
   impl.refresh_rates();
   impl.random.set_device(impl.model.module_device);
@@ -747,13 +715,9 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
   impl->view.parameters.clear();
   impl->view.buffers.clear();
   place_parts(options, impl->groups, impl->inventory);
-  const auto& own = impl->config.zerotorch;
-  if (impl->groups.model_parallel && own.step_in_backward &&
-      own.unused_parameters == Config::Zerotorch::UnusedParameters::kSkip) {
-    throw ConfigError(
-        "zerotorch.step_in_backward with model-parallel ranks: whether another rank has used its part of a parameter "
-        "is not known in backward; set zerotorch.unused_parameters to \"zero\"");
-  }
+  config::refuse_excluded({.config = impl->config,
+                           .model_parallel = impl->groups.model_parallel.has_value(),
+                           .program_optimizer = static_cast<bool>(options.optimizer_factory)});
   if (options.schedule && impl->config.scheduler.type != Config::Scheduler::Type::kNone)
     throw ConfigError("both the JSON ('scheduler') and InitializeOptions::schedule give a schedule; remove one");
   impl->schedule = options.schedule;

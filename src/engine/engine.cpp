@@ -87,21 +87,21 @@ Engine::Impl::~Impl() {
   }
   *self = nullptr;
   if (trace) trace->end_calls();
-  if (delayed_update && delayed_update->pending() && groups.is_first() && !failed &&
+  if (update && update->is_pending() && groups.is_first() && !failed &&
       std::uncaught_exceptions() <= exceptions_at_start) {
     base::log_warning(
-        "the engine goes before the last update was finished (zerotorch.delayed_update), and the module is left "
-        "without it; call Engine::finish_update() first where that matters");
+        "the engine was destroyed before the last update was finished (zerotorch.update \"{}\"), and the module lacks "
+        "it; call Engine::finish_update() first where that matters",
+        config::kind_of(config.zerotorch.update).name);
   }
-  delayed_update.reset();
   try {
-    drop_speculative_update();
+    if (update) update->stop();
   } catch (const std::exception& error) {  // of a disk
     base::log_error("{}", error.what());
   }
   gradients.reset();
   reducer.reset();  // what its last finish steps call is still there
-  speculative_update.reset();
+  update.reset();
   for (auto& parameter : model.parameters) {
     if (!parameter.handle) continue;
     std::shared_ptr<void> memory;
@@ -159,6 +159,7 @@ void Engine::Impl::refresh_rates() {
     }
     rates[g] = lr_of(g);
   }
+  update->set_rates(rates, averaging());
 }
 
 std::uint64_t Engine::Impl::update_hash() const {
@@ -273,19 +274,12 @@ void Engine::Impl::apply_step(double average) {
   double scale = sums_are_averages ? 1.0 : average;
   const double bound = config.gradient_clipping;
   if (bound > 0 && grad_norm > bound) scale *= bound / (grad_norm + 1e-6);
-  if (config.zerotorch.step_in_backward) {
-    optimizer->end_step();
-  } else {
+  if (program_optimizer) {
     reducer->replicate();
     sharding::Stopwatch watch(timeline, &StepBreakdown::update);
-    if (program_optimizer) {
-      program_optimizer->update(*reducer, rates, scale);
-    } else if (delayed_update) {
-      delayed_update->finish();  // of the step before
-      delayed_update->begin(rates, scale);
-    } else if (!speculative_update || !speculative_update->finish(rates, scale)) {
-      optimizer->update(*reducer, rates, scale);
-    }
+    program_optimizer->update(*reducer, rates, scale);
+  } else {
+    update->end_accumulation(rates, scale);
   }
   publish_update();
 }
@@ -295,20 +289,19 @@ void Engine::Impl::publish_update() {
   for (const auto& parameter : model.parameters) intercept::bump_version(parameter.tensor);
 }
 
-void Engine::Impl::begin_speculative_update() {
+void Engine::Impl::begin_update() {
   // A scope writes what it has gathered when it is closed.
-  if (speculative_update && is_boundary() && !sums_are_averages && gathered_scopes == 0)
-    speculative_update->begin(rates, averaging());
+  if (is_boundary() && !sums_are_averages && gathered_scopes == 0) update->begin(rates, averaging());
 }
 
-void Engine::Impl::finish_delayed_update() {
-  if (!delayed_update || !delayed_update->pending()) return;
+void Engine::Impl::finish_pending_update() {
+  if (!update->is_pending()) return;
   const bool failed_before = std::exchange(failed, true);  // until the end: a throw on the way leaves the ranks apart
   store->quiesce();
-  group.barrier({.label = "delayed update"}).wait();  // nobody reads shards
+  group.barrier({.label = "pending update"}).wait();  // nobody reads shards
   {
     sharding::Stopwatch watch(timeline, &StepBreakdown::update);
-    delayed_update->finish();
+    update->finish();
   }
   publish_update();
   failed = failed_before;
@@ -379,7 +372,7 @@ void run_backward(const at::Tensor& loss, std::span<Engine::Impl* const> engines
     impl->gradients->begin_backward();
   }
   try {
-    for (Engine::Impl* impl : engines) impl->begin_speculative_update();
+    for (Engine::Impl* impl : engines) impl->begin_update();
     scaled(loss, scale * options.weight).backward(/*gradient=*/{}, options.retain_graph);
   } catch (...) {
     for (Engine::Impl* impl : engines) impl->gradients->fail_backward();
@@ -433,9 +426,7 @@ void Engine::zero_grad() {
 void Engine::step(const std::vector<int>& parameter_groups) {
   for (const int group : parameter_groups) engine::checked_group(*impl_, group);
   if (parameter_groups.empty()) throw ConfigError("step({}): no parameter group was given; step() updates all");
-  if (impl_->config.zerotorch.step_in_backward) {
-    throw ModelError("step() of some parameter groups: zerotorch.step_in_backward has updated all in backward");
-  }
+  if (const auto why = impl_->without_gradients("step() of some parameter groups"); !why.empty()) throw ModelError(why);
   impl_->stepped_groups = parameter_groups;
   try {
     step();
@@ -449,6 +440,7 @@ void Engine::step(const std::vector<int>& parameter_groups) {
 Engine::Impl::MicroBatch Engine::Impl::finish_micro_batch(bool may_be_none) {
   using Agreement = sharding::MicroBatchAgreement;
   std::uint64_t flags = 0;
+  reducer->expect_last_micro_batch(is_boundary());
   if (!store->writes().empty()) flags |= Agreement::kParametersWritten;
   if (group.size() > 1 && buffers->needed() && buffers->changed()) flags |= Agreement::kBuffersChanged;
   const auto& agreed = reducer->finish_micro_batch({.flags = flags, .must_agree = update_hash()}, may_be_none);
@@ -457,7 +449,7 @@ Engine::Impl::MicroBatch Engine::Impl::finish_micro_batch(bool may_be_none) {
                           .buffers_changed = (agreed.facts().flags & Agreement::kBuffersChanged) != 0};
   if (agreed.differing_rank() >= 0) throw_update_difference();
   if (agreed.facts().flags & Agreement::kParametersWritten) {
-    drop_speculative_update();
+    update->drop();
     store->writes().commit(*store, *optimizer);
   }
   if (const auto& unused = reducer->unused_parameters();
@@ -497,8 +489,8 @@ std::optional<std::string> Engine::Impl::finish_window(std::int64_t window_end) 
     apply_step(average);
   } else {
     problem = skip_step(scale, decision);
-    finish_delayed_update();
-    drop_speculative_update();
+    finish_pending_update();
+    update->drop();
   }
   reducer->start_window();
   gradients->end_window();
@@ -525,7 +517,7 @@ std::optional<std::string> Engine::Impl::step() {
       throw InternalError(fmt::format("{} operators saw a released parameter; the first: {}", seen.size(), seen[0]));
     }
   }
-  if (!config.zerotorch.step_in_backward || reducer->window_is_empty()) refresh_rates();
+  if (keeps_gradients() || reducer->window_is_empty()) refresh_rates();
   const MicroBatch finished = finish_micro_batch(std::exchange(accumulation.ended_in_backward, false));
   const std::int64_t micro_batches = training.micro_batches + (finished.counts ? group.size() : 0);
   if (finished.counts ? is_boundary() : accumulation.boundary == true) problem = finish_window(micro_batches);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "config/update_kind.h"
 #include "engine/activation_home.h"
 #include "engine/buffers.h"
 #include "engine/client_optimizer.h"
@@ -25,14 +26,13 @@
 #include "intercept/debug_observer.h"
 #include "optim/lr_schedule.h"
 #include "storage/ledger.h"
-#include "zero/delayed_update.h"
 #include "zero/engine.h"
 #include "zero/gradient_norm.h"
 #include "zero/gradient_reducer.h"
 #include "zero/parameter_store.h"
 #include "zero/sharded_model.h"
 #include "zero/sharded_optimizer.h"
-#include "zero/speculative_update.h"
+#include "zero/update/schedule.h"
 
 namespace zero {
 namespace engine {
@@ -101,8 +101,7 @@ struct Engine::Impl {
   engine::Uses uses{*this};
   std::unique_ptr<sharding::ShardedOptimizer> optimizer;
   std::unique_ptr<sharding::GradientReducer> reducer;
-  std::unique_ptr<sharding::DelayedUpdate> delayed_update;  ///< where the configuration wants it
-  std::unique_ptr<sharding::SpeculativeUpdate> speculative_update;
+  std::unique_ptr<sharding::UpdateSchedule> update;
   std::unique_ptr<engine::Gradients> gradients;
   std::optional<engine::BufferSync> buffers;
   std::unique_ptr<intercept::DebugObserver> debug_observer;
@@ -166,10 +165,10 @@ struct Engine::Impl {
   std::int64_t schedule_step() const;
   /// Reads schedule, overrides and the client's optimizer for the next update. Not while one may be under way.
   void refresh_rates();
-  /// Parameters change by updates that the program does not wait for: it may not write them beside.
-  bool updates_while_program_runs() const {
-    return config.zerotorch.step_in_backward || config.zerotorch.delayed_update;
-  }
+  /// False: they are used up in backward.
+  bool keeps_gradients() const { return config::kind_of(config.zerotorch.update).keeps_gradients; }
+  /// Why a call that needs gradients after backward is refused; empty: it is not.
+  std::string without_gradients(const char* caller) const;
   /// A hash of what the ranks must do alike in the next update: rates, frozen parameters.
   std::uint64_t update_hash() const;
   /// Explains a difference of update_hash(). *Collective.* Throws on every rank.
@@ -202,17 +201,12 @@ struct Engine::Impl {
   /// Throws ModelError when the module has other parameters than it had, or in another dtype or place; takes over
   /// values that set_data() has put there. Local.
   void check_module();
-  /// What the program has written into parameters, and with step_in_backward or delayed_update updates under way,
-  /// become part of the weights. *Collective.*
+  /// Updates under way, and what the program has written into parameters, become part of the weights. *Collective.*
   void commit_weights();
-  /// The same of a delayed update alone. *Collective.*
-  void finish_delayed_update();
-  /// A backward begins: may begin to update beside it. Throws IoError.
-  void begin_speculative_update();
-  /// Before anything that an update beside backward must not have changed. Local. Throws IoError.
-  void drop_speculative_update() {
-    if (speculative_update) speculative_update->drop();
-  }
+  /// The same of a pending update alone. *Collective.*
+  void finish_pending_update();
+  /// A backward begins. Throws IoError.
+  void begin_update();
   /// As enter() for gradients. What has arrived is in the sums; they are averages where they are to be changed.
   /// *Collective.*
   void open_gradients(engine::Entry entry, const char* caller);

@@ -60,17 +60,14 @@ Needs needs_of(engine::Entry entry) {
 void Engine::Impl::enter(engine::Entry entry, const char* caller) {
   check_usable();
   const bool trains_on = entry == engine::Entry::kBackward || entry == engine::Entry::kStep;
-  if (!trains_on && entry != engine::Entry::kReadGradients) drop_speculative_update();
+  if (!trains_on && entry != engine::Entry::kReadGradients) update->drop();
   const Needs needs = needs_of(entry);
   if (needs.trains) check_trains(caller);
   if (needs.values) check_values(caller);
   if (needs.unscoped && gathered_scopes > 0) {
     throw ModelError(fmt::format("{} inside a zero::GatheredParameters: close it first{}", caller, needs.why_unscoped));
   }
-  if (needs.sums && config.zerotorch.step_in_backward) {
-    throw ModelError(
-        fmt::format("{}: zerotorch.step_in_backward keeps no gradients, there is none to look at", caller));
-  }
+  if (const auto why = needs.sums ? without_gradients(caller) : std::string(); !why.empty()) throw ModelError(why);
   if (needs.last_micro_batch && !is_boundary()) {
     throw ModelError(
         fmt::format("{}: gradients can be changed in the last micro-batch of a window only "
@@ -137,7 +134,7 @@ void Engine::Impl::check_module() {
                            now.device() == model.module_device && now.layout() == at::kStrided &&
                            now.numel() == parameter.range.numel() &&
                            now.sizes() == at::IntArrayRef(inventory.parameters[p].sizes);
-    if (same_kind && !updates_while_program_runs()) {
+    if (same_kind && !store->refuses_writes()) {
       store->writes().take_over(static_cast<int>(p), now.detach(), &uses);
       gradients->follow_set_data(static_cast<int>(p));
       continue;
@@ -154,12 +151,15 @@ void Engine::Impl::check_module() {
 }
 
 void Engine::Impl::commit_weights() {
-  if (config.zerotorch.step_in_backward) {
-    reducer->flush("updates under way");
-  } else {
-    finish_delayed_update();
-    store->writes().commit(*store, *optimizer);
-  }
+  update->settle();
+  finish_pending_update();
+  if (keeps_gradients()) store->writes().commit(*store, *optimizer);
+}
+
+std::string Engine::Impl::without_gradients(const char* caller) const {
+  if (keeps_gradients()) return {};
+  return fmt::format("{}: zerotorch.update \"{}\" uses gradients up in backward and keeps none; choose another one",
+                     caller, config::kind_of(config.zerotorch.update).name);
 }
 
 }  // namespace zero

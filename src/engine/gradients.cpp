@@ -134,7 +134,7 @@ void Gradients::hook_late(int p) {
   tensor.mutable_grad().reset();
   hook_parameter(p);
   if (!gradient.defined()) return;
-  if (!is_taken) impl_.reducer->add(p, gradient);
+  if (!is_taken) add(p, gradient);
   parameters_[p].hook->mark();  // so that it can be dropped
 }
 
@@ -152,17 +152,21 @@ void Gradients::take(int p, at::Tensor& gradient) {
         "backward()");
   }
   if (BackwardScope::is_of_others(impl_)) {
-    if (impl_.config.zerotorch.step_in_backward) {
+    if (!impl_.keeps_gradients()) {
       throw ModelError(
-          fmt::format("parameter '{}' got a gradient in the backward of another engine; with "
-                      "zerotorch.step_in_backward it "
-                      "would be updated at once: freeze it there with requires_grad_(false), or run "
-                      "zero::backward(loss, {{...}}) over both engines",
+          fmt::format("parameter '{}' got a gradient in the backward of another engine, and would be updated at once "
+                      "(zerotorch.update): freeze it there with requires_grad_(false), or run zero::backward(loss, "
+                      "{{...}}) over both engines",
                       impl_.model.parameters[p].name));
     }
     foreign_ = true;
   }
   if (impl_.noise_meter) impl_.noise_meter->add(p, gradient);
+  add(p, gradient);
+}
+
+void Gradients::add(int p, const at::Tensor& gradient) {
+  impl_.reducer->expect_last_micro_batch(impl_.is_boundary());
   impl_.reducer->add(p, gradient);
 }
 
@@ -190,7 +194,7 @@ void Gradients::note_backward() {
     if (impl_.reducer->window_is_empty()) impl_.refresh_rates();
     impl_.reducer->begin_backward();
     if (impl_.noise_meter) impl_.noise_meter->begin_backward();
-    impl_.begin_speculative_update();
+    impl_.begin_update();
   }
   running_.push_back(id);
   const bool in_other_thread = !impl_.model.module_device.is_cpu();
@@ -268,7 +272,7 @@ void Gradients::fail_backward() noexcept {
   mark_all();
   if (impl_.noise_meter) impl_.noise_meter->undo_backward();
   if (impl_.reducer->undo_backward()) return;
-  if (impl_.config.zerotorch.step_in_backward) {
+  if (!impl_.keeps_gradients()) {
     impl_.failed = true;  // half of a step is taken
     return;
   }
@@ -322,10 +326,8 @@ void Gradients::zero_grad() {
 }
 
 void Gradients::drop_window() {
-  if (impl_.config.zerotorch.step_in_backward && impl_.reducer->micro_batch_has_gradients()) {
-    throw ModelError(
-        "zero_grad() after backward() with zerotorch.step_in_backward: the gradients have been applied already");
-  }
+  if (!impl_.keeps_gradients() && impl_.reducer->micro_batch_has_gradients())
+    throw ModelError("zero_grad() after backward(): the gradients have been applied already, as zerotorch.update says");
   // Micro-batches that step() has ended stay; one whose boundary is off ends in backward(), and nothing else does.
   const bool keeps =
       impl_.zero_grad_keeps_window && impl_.accumulation.boundary != false && !impl_.accumulation.ended_in_backward;
@@ -403,9 +405,8 @@ void Gradients::make_trainable(const std::vector<int>& parameters) {
   auto& model = impl_.model;
   const std::string& first = model.parameters[parameters.front()].name;
   if (impl_.group.size() > 1) impl_.group.barrier({.label = "unfreezing " + first}).wait();
-  impl_.reducer->flush("unfreezing");                      // no bucket is open where their layout changes
-  if (impl_.delayed_update) impl_.delayed_update->wait();  // it adds to what an update goes through
-  impl_.drop_speculative_update();
+  impl_.reducer->flush("unfreezing");  // no bucket is open where their layout changes
+  impl_.update->stop();                // it adds to what an update goes through
   std::vector<int> units;
   for (const int p : parameters) {
     const int u = model.parameters[p].unit;

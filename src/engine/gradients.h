@@ -60,6 +60,7 @@ class Gradients {
   /// Hooks, maybe anew, a parameter that a backward may have reached since: takes the gradient that is there.
   void hook_late(int p);
   void take(int p, at::Tensor& gradient);
+  void add(int p, const at::Tensor& gradient);
   void note_backward();
   bool has_failed_beside();
   void check_scaled(int p);

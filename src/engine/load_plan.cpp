@@ -339,7 +339,7 @@ class LoadPlanner {
       steps = impl_.training.accumulation_steps;
       return;
     }
-    if (state_.window() % ranks == 0 && (state_.window() == ranks || !impl_.config.zerotorch.step_in_backward)) {
+    if (state_.window() % ranks == 0 && (state_.window() == ranks || impl_.keeps_gradients())) {
       steps = state_.window() / ranks;
       if (*steps == now) return;
       notice(fmt::format("gradient_accumulation_steps is {} again, as the program had set it, instead of {}", *steps,
@@ -349,7 +349,7 @@ class LoadPlanner {
     steps = impl_.training.accumulation_steps;
     notice(fmt::format("gradient_accumulation_steps stays {}: the program had set {} for {} ranks, which {}", now,
                        state_.gradient_accumulation_steps, state_.data_parallel_size,
-                       state_.window() % ranks == 0 ? std::string("zerotorch.step_in_backward does not do")
+                       state_.window() % ranks == 0 ? std::string("zerotorch.update does not allow")
                                                     : fmt::format("{} ranks cannot share out", ranks)));
   }
 
@@ -379,14 +379,14 @@ class LoadPlanner {
       return next;
     }
     if (inside % ranks != 0 || next != begin) {
-      notice(
-          fmt::format("the checkpoint lies {} micro-batches inside an accumulation window, which {} ranks cannot "
-                      "share out: the window starts again, at micro-batch {}{}",
-                      inside, ranks, next,
-                      impl_.config.zerotorch.delayed_update
-                          ? "; with zerotorch.delayed_update its first micro-batches were of weights that lacked an "
-                            "update, and are now of weights that have it"
-                          : ""));
+      notice(fmt::format(
+          "the checkpoint lies {} micro-batches inside an accumulation window, which {} ranks cannot "
+          "share out: the window starts again, at micro-batch {}{}",
+          inside, ranks, next,
+          config::kind_of(impl_.config.zerotorch.update).ends_after_step
+              ? "; its first micro-batches were of weights that lacked an update (zerotorch.update), and are "
+                "now of weights that have it"
+              : ""));
       return next;
     }
     if (!plan_sums()) {

@@ -218,32 +218,6 @@ void check_factory(const Config& config, const InitializeOptions& options) {
     throw ConfigError(fmt::format("{} and InitializeOptions::optimizer_factory both give an optimizer; remove one",
                                   options.optimizer ? "InitializeOptions::optimizer" : "the JSON ('optimizer')"));
   }
-  const auto& own = config.zerotorch;
-  if (own.step_in_backward || own.delayed_update || own.speculative_update) {
-    throw ConfigError(fmt::format(
-        "zerotorch.{} and InitializeOptions::optimizer_factory: an optimizer of the program's own updates all "
-        "parameters in one step(); set it to false",
-        own.step_in_backward ? "step_in_backward"
-        : own.delayed_update ? "delayed_update"
-                             : "speculative_update"));
-  }
-  if (config.zero_optimization.offload_optimizer.device == Config::ZeroOptimization::OffloadOptimizer::Device::kNvme) {
-    throw ConfigError(
-        "InitializeOptions::optimizer_factory: an optimizer of the program's own keeps its states in memory; remove "
-        "zero_optimization.offload_optimizer, or give the optimizer by the configuration");
-  }
-  using GradientDevice = Config::Zerotorch::OffloadGradients::Device;
-  if (config.zerotorch.offload_gradients.device == GradientDevice::kNvme) {
-    throw ConfigError(
-        "InitializeOptions::optimizer_factory: an optimizer of the program's own takes its gradients from memory; "
-        "remove zerotorch.offload_gradients, or give the optimizer by the configuration");
-  }
-  if (config.sum_dtype() != DType::kFloat32 || config.master_dtype() != DType::kFloat32 ||
-      config.state_dtype() != DType::kFloat32) {
-    throw ConfigError(
-        "InitializeOptions::optimizer_factory: an optimizer of the program's own has fp32 masters and gradients; "
-        "remove the keys of 16-bit master weights and states, and data_types.grad_accum_dtype");
-  }
   if (optim::betas_at(config.scheduler, 0)) {
     throw ConfigError(
         "scheduler: this one cycles momentum, which the engine cannot set in an optimizer of the program's own; set "

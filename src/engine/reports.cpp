@@ -52,10 +52,8 @@ OffloadReport Engine::offload_report() const {
     report.written_nbytes += traffic->written_nbytes;
     report.waited_seconds += traffic->waited_seconds;
   }
-  if (impl_->speculative_update) {
-    report.updates_kept = impl_->speculative_update->counts().kept;
-    report.updates_undone = impl_->speculative_update->counts().undone;
-  }
+  report.updates_kept = impl_->update->counts().kept;
+  report.updates_undone = impl_->update->counts().undone;
   return report;
 }
 

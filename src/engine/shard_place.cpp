@@ -29,14 +29,8 @@ bool is_set(const char* name) {
 }
 
 /// Why shards are not moved as the configuration wants; null: they can be.
-const char* problem_of(Config::Zerotorch::DeviceTransport wanted, c10::Device module_device, const Config& config,
-                       const Group& group) {
+const char* problem_of(Config::Zerotorch::DeviceTransport wanted, c10::Device module_device, const Group& group) {
   using Transport = Config::Zerotorch::DeviceTransport;
-  if (module_device.is_cpu()) return "is for a module on a GPU; move it there before initialize(), or remove the key";
-  if (setup::wants_host_memory(config)) {
-    return "is for shards in the memory of GPUs, and the configuration has them in the host's "
-           "(zero_optimization.offload_optimizer and the like); remove one";
-  }
   if (wanted == Transport::kShared && !storage::can_share_device_memory(group, module_device)) {
     return "is for ranks of one host on devices that share memory with other processes; use 'nccl', or 'auto'";
   }
@@ -58,7 +52,7 @@ ShardPlace choose_alone(c10::Device module_device, const Config& config, const G
   using MovedBy = ShardPlace::MovedBy;
   const Transport wanted = config.zerotorch.device_transport;
   if (wanted != Transport::kAuto) {
-    if (const char* const problem = problem_of(wanted, module_device, config, group)) {
+    if (const char* const problem = problem_of(wanted, module_device, group)) {
       throw ConfigError(
           fmt::format("zerotorch.device_transport: '{}' {}", wanted == Transport::kNccl ? "nccl" : "shared", problem));
     }
@@ -71,12 +65,12 @@ ShardPlace choose_alone(c10::Device module_device, const Config& config, const G
 }
 
 /// Why NCCL cannot move the shards of all ranks; empty: it can. *Collective.*
-std::string problem_of_nccl(c10::Device module_device, const Config& config, Group& group) {
+std::string problem_of_nccl(c10::Device module_device, Group& group) {
   struct Facts {
     std::array<char, 400> problem{};
     std::array<char, 100> gpu{};
   } mine;
-  if (const char* const problem = problem_of(Config::Zerotorch::DeviceTransport::kNccl, module_device, config, group)) {
+  if (const char* const problem = problem_of(Config::Zerotorch::DeviceTransport::kNccl, module_device, group)) {
     std::string_view(problem).copy(mine.problem.data(), mine.problem.size() - 1);
   }
   storage::identity_of(module_device).copy(mine.gpu.data(), mine.gpu.size() - 1);
@@ -106,7 +100,7 @@ ShardPlace not_in_place(const storage::DeviceReach& reach, c10::Device module_de
       "zero_optimization.offload_optimizer.device to 'cpu', which keeps what ranks share in host memory";
   if (config.zerotorch.device_transport == Config::Zerotorch::DeviceTransport::kShared)
     throw IoError(fmt::format("{}; set zerotorch.device_transport to 'nccl', or {}", apart, kRemedy));
-  const std::string problem = problem_of_nccl(module_device, config, group);
+  const std::string problem = problem_of_nccl(module_device, group);
   if (!problem.empty()) {
     throw IoError(
         fmt::format("{}, and NCCL cannot move what is sharded between them ({}); set {}", apart, problem, kRemedy));
@@ -130,7 +124,7 @@ ShardPlace choose_shard_place(c10::Device module_device, Config& config, Group& 
     return reach.problem.empty() ? place : not_in_place(reach, module_device, config, group);
   }
   if (place.moved_by != MovedBy::kNccl || is_asked_for) return place;
-  const std::string problem = problem_of_nccl(module_device, config, group);
+  const std::string problem = problem_of_nccl(module_device, group);
   if (problem.empty()) return place;
   config.notices.push_back(
       fmt::format("what is sharded is in host memory, as NCCL cannot move it between GPUs ({})", problem));

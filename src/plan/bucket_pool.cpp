@@ -170,7 +170,7 @@ std::vector<Use> uses_of(const ModelShape& model) {
 }
 
 std::int64_t bucket_numel(const ModelShape& model, const LaidOut& laid) {
-  if (laid.sums_are_gradients && !laid.step_in_backward) return 0;
+  if (laid.sums_are_gradients && laid.update.keeps_gradients) return 0;
   const std::int64_t sum = laid.padded_numel(/*trainable_only=*/true);
   if (!laid.sharding.gradients) return sum;
   if (sum / laid.bucket_numel > kMostBuckets)

@@ -59,13 +59,13 @@ DiskUse disk_use(const LaidOut& laid, int rank, std::int64_t master_nbytes) {
     std::vector<layout::ParameterColumns> parameters;
     for (std::size_t i = 0; i < unit.slots.size(); ++i)
       parameters.push_back({unit.slots[i].offset_numel, columns.of(*laid.rules[u][i])});
-    const std::int64_t piece = laid.step_in_backward ? layout::bucket_step(unit.numel, laid.bucket_numel) : 0;
+    const std::int64_t piece = laid.update.keeps_gradients ? 0 : layout::bucket_step(unit.numel, laid.bucket_numel);
     for (const auto& part : layout::columns_parts(parameters, updated(u), master_nbytes > 0 ? 1 : 0, piece))
       use.file_nbytes += layout::slots_nbytes(columns.shapes, part, cuts);
   }
   if (use.file_nbytes > 0)
     use.buffers_nbytes = laid.disk_buffers * layout::slot_nbytes(columns.shapes, ~0u, cuts.slot_numel);
-  if (laid.speculative_update) use.file_nbytes *= 2;
+  if (laid.update.second_states) use.file_nbytes *= 2;
   return use;
 }
 
@@ -83,8 +83,8 @@ DiskUse disk_use_of_gradients(const LaidOut& laid, int rank) {
   }
   if (use.file_nbytes > 0)
     use.buffers_nbytes = laid.gradient_buffers * layout::slot_nbytes({&sums, 1}, 1, cuts.slot_numel);
-  use.file_nbytes *= laid.sets_of_sums();
-  use.buffers_nbytes *= laid.sets_of_sums();
+  use.file_nbytes *= laid.update.sets_of_sums;
+  use.buffers_nbytes *= laid.update.sets_of_sums;
   return use;
 }
 

@@ -48,7 +48,7 @@ std::int64_t largest_piece(const LaidOut& laid, int rank) {
 
 /// Elements whose gradients `rank` sums at the same time.
 std::int64_t summed_numel(const LaidOut& laid, int rank) {
-  if (!laid.step_in_backward) return updated_numel(laid, rank) * laid.sets_of_sums();
+  if (laid.update.keeps_gradients) return updated_numel(laid, rank) * laid.update.sets_of_sums;
   return laid.sums_are_gradients ? 0 : largest_piece(laid, rank);
 }
 
@@ -165,7 +165,7 @@ MemoryReport ledger_of(const LaidOut& laid, const Pools& pools, int rank) {
   const auto hold = [&](MemoryKind kind, std::int64_t nbytes, bool on_device) { add(kind, nbytes, nbytes, on_device); };
   const bool there = laid.on_device;
   const std::int64_t low = laid.low_nbytes(), updated = updated_numel(laid, rank);
-  hold(MemoryKind::kParameters, (parameters_numel(laid, rank) + (laid.has_next_parameters() ? updated : 0)) * low,
+  hold(MemoryKind::kParameters, (parameters_numel(laid, rank) + (laid.update.second_parameters ? updated : 0)) * low,
        there);
   hold(MemoryKind::kParameters, copied_numel(laid) * low, true);
   for (const DiskUse& disk : {disk_use(laid, rank, master_nbytes(laid, rank)), disk_use_of_gradients(laid, rank),
@@ -243,11 +243,11 @@ StatesByRank states_by_rank(const LaidOut& laid) {
   const bool in_memory = !laid.states_on_disk;
   const std::int64_t master = others_write_for_it(laid) || !in_memory ? 0 : master_nbytes(laid, 0);
   const std::int64_t sums =
-      laid.step_in_backward || laid.gradients_on_disk ? 0 : laid.sum_nbytes() * laid.sets_of_sums();
-  const std::int64_t next = laid.has_next_parameters() ? laid.low_nbytes() : 0;
+      !laid.update.keeps_gradients || laid.gradients_on_disk ? 0 : laid.sum_nbytes() * laid.update.sets_of_sums;
+  const std::int64_t next = laid.update.second_parameters ? laid.low_nbytes() : 0;
   const auto low = static_cast<double>(laid.low_nbytes() * layout::kBlockNumel);
   Spread here(laid.world_size), there(laid.world_size), parameters(laid.world_size);  // `here`: where shards are
-  if (laid.step_in_backward && !laid.sums_are_gradients)
+  if (!laid.update.keeps_gradients && !laid.sums_are_gradients)
     here.add_everywhere(static_cast<double>(largest_piece_bound(laid) * laid.sum_nbytes()));
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
     const layout::Unit& unit = laid.units[u];

@@ -137,17 +137,8 @@ LaidOut lay_out(const ModelShape& model, const Config& config, int world_size, i
       {.count = world_size, .hosts = hosts, .on_cpu = !on_gpu, .module_on_cpu = !gpus, .reads_in_place = !by_nccl});
 }
 
-/// What initialize() refuses of a module on a GPU.
-void check_for_gpus(const Config& config) {
-  if (config.zerotorch.offload_activations.device != Config::Zerotorch::OffloadActivations::Device::kNvme) return;
-  throw ConfigError(
-      "zerotorch.offload_activations.device: 'nvme' is for modules on the CPU; 'cpu' keeps those of one on a GPU in "
-      "host memory");
-}
-
 Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster) {
   check(cluster);
-  if (cluster.gpus) check_for_gpus(config);
   resolve(config, cluster.ranks);
   // A part of states that all ranks have: initialize() refuses it, and other stages are planned with it.
   const layout::Sharding sharding = layout::sharding_of_stage(config.zero_optimization.stage);
@@ -210,12 +201,13 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   // Of two places for states it reads one and writes the other.
   const std::int64_t states_nbytes =
       disk_use(laid, plan.heaviest_rank, master_nbytes(laid, plan.heaviest_rank)).file_nbytes;
-  const std::int64_t moved = plan.rank.nvme_nbytes - (laid.speculative_update ? states_nbytes / 2 : 0);
+  const std::int64_t moved = plan.rank.nvme_nbytes - (laid.update.second_states ? states_nbytes / 2 : 0);
   plan.traffic.nvme_nbytes = plan.traffic.nvme_written_nbytes = static_cast<double>(moved);
-  plan.traffic.nvme_update_nbytes = static_cast<double>(laid.speculative_update ? states_nbytes : 2 * states_nbytes);
+  plan.traffic.nvme_update_nbytes = static_cast<double>(laid.update.second_states ? states_nbytes : 2 * states_nbytes);
   // Each further micro-batch reads and writes the sums once more; of two sets of them a step uses one.
-  const std::int64_t set_nbytes = disk_use_of_gradients(laid, plan.heaviest_rank).file_nbytes / laid.sets_of_sums();
-  const auto sums_moved = static_cast<double>((plan.accumulation_steps - laid.sets_of_sums()) * set_nbytes);
+  const std::int64_t set_nbytes =
+      disk_use_of_gradients(laid, plan.heaviest_rank).file_nbytes / laid.update.sets_of_sums;
+  const auto sums_moved = static_cast<double>((plan.accumulation_steps - laid.update.sets_of_sums) * set_nbytes);
   plan.traffic.nvme_nbytes += sums_moved;
   plan.traffic.nvme_written_nbytes += sums_moved;
   const std::int64_t activations_moved = plan.accumulation_steps * activations_on_nvme;
@@ -238,10 +230,10 @@ Config at_stage(Config config, int stage) {
   config.zero_optimization.stage = stage;
   const layout::Sharding sharding = layout::sharding_of_stage(stage);
   // What needs sharded optimizer states, or parameters.
-  config.zerotorch.step_in_backward &= sharding.optimizer_states;
-  config.zerotorch.delayed_update &= sharding.optimizer_states;
-  config.zerotorch.speculative_update &= sharding.optimizer_states;
-  if (!sharding.optimizer_states) config.zerotorch.offload_gradients = {};
+  if (!sharding.optimizer_states) {
+    config.zerotorch.update = Config::Zerotorch().update;
+    config.zerotorch.offload_gradients = {};
+  }
   // In host memory it is where the states are, too, at any stage.
   if (!sharding.parameters && config.zero_optimization.offload_param.device != OffloadDevice::kCpu)
     config.zero_optimization.offload_param = {};

@@ -39,7 +39,7 @@ double layers_numel(const ModelShape& model, const layout::Unit& unit) {
 std::int64_t reused_nbytes(const ModelShape& model, const LaidOut& laid, const Config& config, const Activations& kept,
                            int rank) {
   const bool come_and_go = config.zerotorch.caching_allocator && laid.sharding.optimizer_states &&
-                           !laid.step_in_backward && !laid.delayed_update && !laid.gradients_on_disk &&
+                           laid.update.keeps_gradients && laid.update.sets_of_sums == 1 && !laid.gradients_on_disk &&
                            config.gradient_accumulation_steps == 1;
   if (!come_and_go) return 0;
   double of_layers = 0;

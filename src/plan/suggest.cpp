@@ -9,10 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "config/exclusions.h"
+#include "config/update_kind.h"
 #include "layout/sharding.h"
-#include "optim/rule.h"
 #include "plan/sizes.h"
-#include "setup/optimizer.h"
+#include "setup/laid_out.h"
 #include "zero/errors.h"
 #include "zero/memory.h"
 #include "zero/plan.h"
@@ -78,26 +79,21 @@ std::vector<Candidate> node_shared(const Candidate& from) {
 }
 
 /// Gradients that are used up as they come: the same bits, where nothing is clipped or accumulated.
-std::vector<Candidate> step_in_backward(const Candidate& from) {
-  const Config& config = from.config;
-  const bool shards = layout::sharding_of_stage(config.zero_optimization.stage).optimizer_states;
-  const bool possible =
-      shards && !config.fp16.enabled && config.gradient_clipping == 0 && config.gradient_accumulation_steps == 1;
-  if (!possible || config.zerotorch.step_in_backward || config.zerotorch.delayed_update ||
-      config.zerotorch.speculative_update)
-    return {};
+std::vector<Candidate> no_gradients(const Candidate& from) {
+  const auto update = config::update_without_gradients();
+  if (from.config.zerotorch.update != Config::Zerotorch().update) return {};
+  const bool is_bf16 = from.config.param_dtype() == DType::kBFloat16;
   return {with(from,
-               config.param_dtype() == DType::kBFloat16 ? "zerotorch.step_in_backward (bf16.check_grad_overflow false)"
-                                                        : "zerotorch.step_in_backward",
-               [](Candidate& c) {
-                 c.config.zerotorch.step_in_backward = true;
+               fmt::format("zerotorch.update \"{}\"{}", config::kind_of(update).name,
+                           is_bf16 ? " (bf16.check_grad_overflow false)" : ""),
+               [update](Candidate& c) {
+                 c.config.zerotorch.update = update;
                  c.config.bf16.check_grad_overflow = false;
                })};
 }
 
 /// The same global batch in smaller pieces.
 std::vector<Candidate> smaller_micro_batches(const Candidate& from) {
-  if (from.config.zerotorch.step_in_backward) return {};  // it allows no accumulation
   std::vector<Candidate> candidates;
   const std::int64_t micro = from.config.train_micro_batch_size_per_gpu;
   for (std::int64_t part = 2; part <= micro; part *= 2) {
@@ -115,11 +111,11 @@ std::vector<Candidate> smaller_micro_batches(const Candidate& from) {
 
 std::vector<Candidate> bf16(const Candidate& from) {
   if (from.config.param_dtype() != DType::kFloat32) return {};
-  const bool in_backward = from.config.zerotorch.step_in_backward;
-  const char* const unchecked = in_backward ? ", bf16.check_grad_overflow false" : "";
+  const bool checks = config::kind_of(from.config.zerotorch.update).keeps_gradients;
+  const char* const unchecked = checks ? "" : ", bf16.check_grad_overflow false";
   return {with(from, fmt::format("bf16{}{}", unchecked, kOtherCurve), [&](Candidate& c) {
     c.config.bf16.enabled = true;
-    if (in_backward) c.config.bf16.check_grad_overflow = false;
+    if (!checks) c.config.bf16.check_grad_overflow = false;
   })};
 }
 
@@ -226,11 +222,7 @@ std::vector<Candidate> parameters_beside_states_on_nvme(const Candidate& from) {
 std::vector<Candidate> gradients_on_nvme(const Candidate& from) {
   using Device = Config::Zerotorch::OffloadGradients::Device;
   const Config& config = from.config;
-  if (config.zerotorch.offload_gradients.device == Device::kNvme || config.zerotorch.step_in_backward ||
-      config.zerotorch.speculative_update ||
-      !layout::sharding_of_stage(config.zero_optimization.stage).optimizer_states ||
-      optim::brings_together(setup::rule_of(config)))
-    return {};
+  if (config.zerotorch.offload_gradients.device == Device::kNvme) return {};
   auto on_disk = from.allowed.states_on_nvme ? states_on_nvme(from) : std::vector<Candidate>();
   const Candidate& start = on_disk.empty() ? from : on_disk.front();
   const char* const path = start.config.zero_optimization.offload_optimizer.nvme_path.empty() ? kNvmePath : "";
@@ -248,9 +240,7 @@ std::vector<Candidate> parameters_on_nvme(const Candidate& from) {
   using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
   auto on_disk = from.allowed.states_on_nvme ? states_on_nvme(from) : std::vector<Candidate>();
   if (from.cluster.ranks > ranks_per_node_of(from.cluster)) return {};
-  if (from.config.zero_optimization.offload_param.device == Device::kNvme || from.config.zerotorch.delayed_update ||
-      from.config.zerotorch.speculative_update)
-    return {};
+  if (from.config.zero_optimization.offload_param.device == Device::kNvme) return {};
   Candidate start = on_disk.empty() ? from : on_disk.front();
   std::erase(start.changes, kParametersOnHost);  // in its place
   const bool moves = start.config.zerotorch.store == Config::Zerotorch::Store::kNodeShared;
@@ -317,7 +307,7 @@ struct NamedChange {
 const NamedChange kChanges[] = {{&Changes::buckets, smaller_buckets},
                                 {&Changes::stage, higher_stage},
                                 {&Changes::store, node_shared},
-                                {&Changes::step_in_backward, step_in_backward},
+                                {&Changes::update, no_gradients},
                                 {&Changes::micro_batch, smaller_micro_batches},
                                 {&Changes::dtype, bf16},
                                 {&Changes::recompute, checkpointing},
@@ -331,9 +321,22 @@ const NamedChange kChanges[] = {{&Changes::buckets, smaller_buckets},
                                 {&Changes::gradients_on_nvme, gradients_on_nvme},
                                 {&Changes::parameters_on_nvme, parameters_on_nvme}};
 
+bool is_excluded(const Candidate& candidate) {
+  const Cluster& cluster = candidate.cluster;
+  const int ranks_per_node = ranks_per_node_of(cluster);
+  return !config::violations({.config = candidate.config,
+                              .module_on_gpu = cluster.gpus,
+                              .shards_on_gpu = cluster.gpus && !setup::wants_host_memory(candidate.config),
+                              .hosts = (cluster.ranks + ranks_per_node - 1) / ranks_per_node})
+              .empty();
+}
+
 /// Nothing where it is not allowed.
 std::vector<Candidate> candidates_of(const NamedChange& named, const Candidate& from) {
-  return from.allowed.*named.allowed ? named.change(from) : std::vector<Candidate>();
+  if (!(from.allowed.*named.allowed)) return {};
+  std::vector<Candidate> candidates = named.change(from);
+  std::erase_if(candidates, is_excluded);
+  return candidates;
 }
 
 /// Each of them as far as it goes, one after the other.
@@ -414,7 +417,7 @@ Suggestion fit(const ModelShape& model, const Config& config, const Cluster& clu
   constexpr double kComfortable = 0.9;
   allowed.dtype = allowed.fewer_bits = allowed.hosts = false;
   // In backward nobody can skip a step whose gradients are not finite.
-  if (config.param_dtype() == DType::kBFloat16 && config.bf16.check_grad_overflow) allowed.step_in_backward = false;
+  if (config.param_dtype() == DType::kBFloat16 && config.bf16.check_grad_overflow) allowed.update = false;
   for (const double share : {kComfortable, 1.0}) {
     Cluster part = cluster;
     part.node_memory_nbytes = static_cast<std::int64_t>(share * static_cast<double>(cluster.node_memory_nbytes));

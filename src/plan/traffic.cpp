@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "config/update_kind.h"
 #include "plan/sizes.h"
 
 namespace zero::plan {
@@ -158,8 +159,7 @@ StepTimes times_of(const Plan& plan, const Config& config, const Cluster& cluste
                           seconds(ranks * traffic.host_update_nbytes, speeds.host_memory));
   times.disk = seconds(ranks * (traffic.nvme_nbytes + traffic.nvme_written_nbytes), speeds.disk);
   times.disk_of_update = seconds(ranks * traffic.nvme_update_nbytes, speeds.disk);
-  times.update_is_beside =
-      config.zerotorch.delayed_update || config.zerotorch.step_in_backward || config.zerotorch.speculative_update;
+  times.update_is_beside = config::kind_of(config.zerotorch.update).overlaps;
   return times;
 }
 

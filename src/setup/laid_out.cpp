@@ -6,6 +6,7 @@
 #include <optional>
 #include <tuple>
 
+#include "config/exclusions.h"
 #include "layout/bucket_schedule.h"
 #include "layout/module_tree.h"
 #include "setup/optimizer.h"
@@ -26,9 +27,6 @@ layout::UnitOptions unit_options(const Config& config, const layout::ModuleNode&
 bool use_node_shared(const Config& config, const LaidOut& laid, bool module_on_cpu) {
   using Store = Config::Zerotorch::Store;
   const auto wanted = config.zerotorch.store;
-  if (wanted == Store::kNodeShared && !module_on_cpu) {
-    throw ConfigError("zerotorch.store: 'node_shared' needs the module on the CPU; use 'copying' or 'auto'");
-  }
   if (laid.parameters_on_disk) return false;
   if (wanted != Store::kAuto) return wanted == Store::kNodeShared;
   return laid.hosts == 1 && module_on_cpu && laid.world_size > 1 && laid.sharding.parameters;
@@ -97,32 +95,18 @@ void choose_rules(const std::vector<layout::ParameterInfo>& parameters, const Co
 }
 
 /// Shards begin where pages of the file may.
-void put_parameters_on_disk(const Config& config, const Ranks& ranks, LaidOut& laid) {
+void put_parameters_on_disk(const Config& config, LaidOut& laid) {
   const auto& offload = config.zero_optimization.offload_param;
   laid.parameters_on_disk = offload.device == Config::ZeroOptimization::OffloadOptimizer::Device::kNvme;
   if (!laid.parameters_on_disk) return;
-  if (!ranks.on_cpu) {
-    throw ConfigError(
-        "zero_optimization.offload_param.device: 'nvme' is for a module on the CPU; move it there or remove the "
-        "section");
-  }
-  if (ranks.hosts > 1) {
-    throw ConfigError(
-        "zero_optimization.offload_param.device: 'nvme' is for ranks of one host, which read each other's files, and "
-        "there are several hosts; remove the section");
-  }
   laid.parameter_buffers = offload.buffer_count;
   laid.cut_numel = std::max(layout::kBlockNumel, layout::kColumnAlignNbytes / laid.low_nbytes());
 }
 
-void put_gradients_on_disk(const Config& config, const Ranks& ranks, LaidOut& laid) {
+void put_gradients_on_disk(const Config& config, LaidOut& laid) {
   const auto& offload = config.zerotorch.offload_gradients;
   laid.gradients_on_disk = offload.device == Config::Zerotorch::OffloadGradients::Device::kNvme;
   laid.gradient_buffers = offload.buffer_count;
-  if (laid.gradients_on_disk && !ranks.on_cpu) {
-    throw ConfigError(
-        "zerotorch.offload_gradients.device: 'nvme' is for a module on the CPU; move it there or remove the section");
-  }
 }
 
 /// Units by turns, so that both sides have of every part of the model.
@@ -130,19 +114,6 @@ void put_states_on_device(const Config& config, const Ranks& ranks, LaidOut& lai
   using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
   const auto& offload = config.zero_optimization.offload_optimizer;
   if (offload.ratio >= 1 || offload.device != Device::kCpu || !ranks.on_cpu || ranks.module_on_cpu) return;
-  constexpr std::string_view kKey = "zero_optimization.offload_optimizer.ratio";
-  const auto refuse = [&](std::string_view what) {
-    throw ConfigError(fmt::format("{}: {:g} with {}; remove one of the two", kKey, offload.ratio, what));
-  };
-  if (!laid.sharding.optimizer_states) {
-    throw ConfigError(fmt::format("{}: {:g} needs sharded optimizer states; set zero_optimization.stage to 1, 2 or 3",
-                                  kKey, offload.ratio));
-  }
-  if (config.zerotorch.step_in_backward) refuse("zerotorch.step_in_backward");
-  if (config.zerotorch.delayed_update) refuse("zerotorch.delayed_update");
-  if (config.zerotorch.offload_gradients.device == Config::Zerotorch::OffloadGradients::Device::kNvme)
-    refuse("zerotorch.offload_gradients");
-  if (ranks.hosts > 1) refuse("ranks on several hosts");
   double wanted = 0, placed = 0;
   for (const layout::Unit& unit : laid.units) {
     const auto numel = static_cast<double>(unit.numel);
@@ -162,31 +133,6 @@ bool sums_are_gradients(const Config& config, const Ranks& ranks, const LaidOut&
   if (!has_one || laid.gradients_on_disk) return false;
   const bool changes_them = rule_of(config).whole || rule_of(config, /*by_muon=*/false).whole;
   return laid.sum_dtype == laid.gradient_dtype || (laid.sum_dtype == DType::kFloat32 && !changes_them);
-}
-
-void check_step_in_backward(const Config& config) {
-  if (!config.zerotorch.step_in_backward || config.gradient_accumulation_steps == 1) return;
-  throw ConfigError(
-      fmt::format("zerotorch.step_in_backward: parameters are updated in every backward, so "
-                  "gradient_accumulation_steps must be 1 (it is {})",
-                  config.gradient_accumulation_steps));
-}
-
-void check_speculative_update(const Config& config) {
-  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
-  if (!config.zerotorch.speculative_update || config.zero_optimization.offload_optimizer.device == Device::kNvme)
-    return;
-  throw ConfigError(
-      "zerotorch.speculative_update: is for states on a disk, whose work it lets go on beside backward; set "
-      "zero_optimization.offload_optimizer.device to 'nvme' (zero train --nvme DIR), or this to false");
-}
-
-void check_delayed_update(const Config& config, const Ranks& ranks) {
-  if (!config.zerotorch.delayed_update || ranks.on_cpu) return;
-  throw ConfigError(
-      "zerotorch.delayed_update: of states in a GPU's memory updates take little time; set "
-      "zero_optimization.offload_optimizer.device to 'cpu', which keeps and updates them in host memory, or remove the "
-      "key");
 }
 
 }  // namespace
@@ -266,9 +212,8 @@ bool wants_nccl(const Config& config, int hosts) {
 
 LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layout::ModuleNode& tree,
                 const Config& config, const Ranks& ranks) {
-  check_step_in_backward(config);
-  check_delayed_update(config, ranks);
-  check_speculative_update(config);
+  config::refuse_excluded(
+      {.config = config, .module_on_gpu = !ranks.module_on_cpu, .shards_on_gpu = !ranks.on_cpu, .hosts = ranks.hosts});
   const auto& zero = config.zero_optimization;
   LaidOut laid;
   laid.units = layout::make_units(tree, parameters, unit_options(config, tree));
@@ -280,9 +225,7 @@ LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layo
   laid.world_size = ranks.count;
   laid.hosts = ranks.hosts;
   laid.overlap = zero.overlaps_comm();
-  laid.step_in_backward = config.zerotorch.step_in_backward;
-  laid.delayed_update = config.zerotorch.delayed_update;
-  laid.speculative_update = config.zerotorch.speculative_update;
+  laid.update = config::kind_of(config.zerotorch.update);
   laid.bucket_numel = layout::bucket_numel(zero.reduce_bucket_size, ranks.count, ranks.on_cpu);
   laid.prefetch_numel = laid.overlap ? zero.stage3_prefetch_bucket_size : 0;
   using OffloadOptimizer = Config::ZeroOptimization::OffloadOptimizer;
@@ -290,8 +233,8 @@ LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layo
   laid.disk_buffers = zero.offload_optimizer.buffer_count;
   laid.sub_group_numel = layout::round_up(zero.sub_group_numel(), layout::kBlockNumel);
   put_states_on_device(config, ranks, laid);
-  put_gradients_on_disk(config, ranks, laid);
-  put_parameters_on_disk(config, ranks, laid);
+  put_gradients_on_disk(config, laid);
+  put_parameters_on_disk(config, laid);
   laid.sums_are_gradients = sums_are_gradients(config, ranks, laid);
   // Less than a unit ahead would be none at all, and the disk or the GPU's bus idle.
   if (laid.prefetch_numel > 0 && (laid.parameters_on_disk || !ranks.module_on_cpu))

@@ -3,6 +3,7 @@
 // sizes of buckets. The engine builds from it, and the plan computes with the same. No libtorch.
 #include <vector>
 
+#include "config/update_kind.h"
 #include "layout/shard.h"
 #include "layout/sharding.h"
 #include "layout/state_slots.h"
@@ -52,9 +53,7 @@ struct LaidOut {
   std::int64_t whole_moved_numel = 0;            ///< elements that all ranks together receive for it
   std::vector<std::int64_t> whole_state_nbytes;  ///< by these: of their states that are not of elements
   bool overlap = false;
-  bool step_in_backward = false;    ///< gradient sums are used up bucket by bucket
-  bool delayed_update = false;      ///< there are two sets of gradient sums, and of this rank's parameters
-  bool speculative_update = false;  ///< there are two sets of states in the file, and of this rank's parameters
+  config::UpdateKind update;        ///< what the schedule of updates takes
   std::int64_t bucket_numel = 0;    ///< most elements of a bucket
   std::int64_t prefetch_numel = 0;  ///< gathered ahead of their use, at most
   /// Masters and states of elements are in a file, and so many slots of at most that many elements in memory.
@@ -81,10 +80,6 @@ struct LaidOut {
   layout::SlotCuts parameter_slots() const;
   std::int64_t low_nbytes() const { return static_cast<std::int64_t>(element_nbytes(param_dtype)); }
   std::int64_t gradient_nbytes() const { return static_cast<std::int64_t>(element_nbytes(gradient_dtype)); }
-  /// Of gradients, each in memory or in a file: one that a late update uses, and one that the next step adds to.
-  int sets_of_sums() const { return delayed_update ? 2 : 1; }
-  /// This rank's parameters are in memory twice: as they are, and as an update under way makes them.
-  bool has_next_parameters() const { return delayed_update || speculative_update; }
   std::int64_t sum_nbytes() const {
     return static_cast<std::int64_t>(element_nbytes(sums_are_gradients ? gradient_dtype : sum_dtype));
   }
@@ -100,9 +95,7 @@ struct LaidOut {
   int ranks_per_node() const { return world_size / hosts; }  ///< with the node-shared store, as many on each
 };
 
-/// Throws ConfigError: unknown unit names, 'node_shared' off the CPU, step_in_backward with accumulation,
-/// delayed_update of states off the CPU, speculative_update of states that are not on a disk, gradients or parameters
-/// on a disk off the CPU, parameters there over several hosts.
+/// Throws ConfigError for unknown unit names, and what config::exclusions() refuses.
 LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layout::ModuleNode& tree,
                 const Config& config, const Ranks& ranks);
 

@@ -47,6 +47,11 @@ void add_low_values(DType dtype, const void* values, std::int64_t from, std::int
   }
 }
 
+GradientListener& nobody() {
+  static GradientListener the_listener;
+  return the_listener;
+}
+
 }  // namespace
 
 GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, Timeline& timeline,
@@ -55,6 +60,7 @@ GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, T
       timeline_(timeline),
       options_(std::move(options)),
       ledger_(ledger),
+      listener_(&nobody()),
       schedule_({}, 0),
       agreement_(model.parameters.size()),
       used_(model.parameters.size(), 0),
@@ -62,16 +68,15 @@ GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, T
       process_(::getpid()) {
   used_in_backward_.reserve(model.parameters.size());
   if (model.module_is_elsewhere()) from_device_.emplace(model.module_device);
-  if (!options_.is_last_micro_batch) options_.is_last_micro_batch = [] { return true; };
   make_buckets();
   if (model.sharding.gradients) {
     pool_ = std::make_unique<BufferPool>(ledger, MemoryKind::kBuckets,
                                          [this](std::int64_t numel) { return make_buffer(numel); });
   }
   make_memory();
-  if (!options_.consume) {
+  if (options_.keeps_sums) {
     sums_ = make_sums();
-    if (options_.hands_over_sums) other_sums_ = make_sums();
+    if (options_.sets_of_sums > 1) other_sums_ = make_sums();
     rows_.emplace(model_);
   }
 }
@@ -95,7 +100,7 @@ void GradientReducer::make_memory() {
     std::int64_t largest = 0;
     for (const auto& bucket : buckets_) largest = std::max(largest, bucket.range.numel());
     pool_limit_numel_ = layout::bucket_pool_limit(largest, options_.overlap);
-  } else if (options_.consume || !options_.sums_are_gradients) {
+  } else if (!options_.keeps_sums || !options_.sums_are_gradients) {
     for (auto& bucket : buckets_) {
       if (bucket.own.empty()) bucket.own = make_buffer(bucket.range.numel());
     }
@@ -105,7 +110,7 @@ void GradientReducer::make_memory() {
     if (model_.sharding.optimizer_states) break;
     unit_counts_.push_back(layout::shard_counts(unit.cuts, unit.whole()));
   }
-  if (options_.consume && !options_.sums_are_gradients && piece_.numel() < largest_piece()) {
+  if (!options_.keeps_sums && !options_.sums_are_gradients && piece_.numel() < largest_piece()) {
     piece_ = model_.home.make_private(ledger_, MemoryKind::kGradients, model_.sum_dtype, largest_piece());
   }
   if (model_.world_size() == 1) return;
@@ -226,7 +231,7 @@ std::int64_t GradientReducer::shard_blocks(int unit, int rank) const {
 void GradientReducer::begin_micro_batch() {
   if (micro_batch_has_gradients()) return;
   gradients_began_ = base::seconds_now();
-  makes_sumsq_ = options_.is_last_micro_batch();
+  makes_sumsq_ = expects_last_;
   sumsq_complete_ = false;
 }
 
@@ -265,7 +270,7 @@ void GradientReducer::add_dense(int parameter, const at::Tensor& gradient) {
   for (const auto place : places_[parameter]) {
     Bucket& bucket = buckets_[place.bucket];
     const bool is_second = schedule_.open(place.bucket) && schedule_.has(place.bucket, place.position);
-    if (is_second && may_send(bucket) && !options_.consume) {
+    if (is_second && may_send(bucket) && options_.keeps_sums) {
       // Added in the sums' dtype, whatever else the bucket waits for.
       zero_missing(bucket);
       send(bucket);
@@ -313,10 +318,10 @@ bool GradientReducer::undo_backward() {
 
 void GradientReducer::open(Bucket& bucket) {
   const int index = index_of(bucket);
-  if (options_.consume && schedule_.rounds(index) > 0) {
+  if (!options_.keeps_sums && schedule_.rounds(index) > 0) {
     throw ModelError(
-        fmt::format("a second backward before step(): zerotorch.step_in_backward has already updated '{}'; add the "
-                    "losses for one backward, or set it to false",
+        fmt::format("a second backward before step(): the first one has already updated '{}', as zerotorch.update "
+                    "says; add the losses for one backward, or choose another one",
                     model_.units[bucket.unit].name));
   }
   if (std::ranges::find(on_their_way_, index) != on_their_way_.end()) post_arrived(/*all=*/true);
@@ -348,7 +353,7 @@ void* GradientReducer::place_in_sums(const Bucket& bucket) {
 
 void GradientReducer::widen_sums() {
   if (!sums_ || sums_->dtype() == model_.sum_dtype) return;
-  for (std::size_t u = 0; u < model_.units.size(); ++u) note_change(static_cast<int>(u));
+  for (std::size_t u = 0; u < model_.units.size(); ++u) listener_->gradients_change(static_cast<int>(u));
   for (Bucket& bucket : buckets_) {
     if (bucket.buffer != &bucket.in_sums) continue;
     wait_for_copies(bucket);
@@ -478,7 +483,7 @@ void GradientReducer::post_arrived(bool all) {
 
 void GradientReducer::send(Bucket& bucket) {
   const int index = index_of(bucket);
-  if (options_.consume) {
+  if (!options_.keeps_sums) {
     // From here on its owner may change it: autograd refuses a graph that still needs the old values. What is frozen
     // for now stays as it is, and graphs need it on.
     for (const int p : schedule_.parameters(index)) {
@@ -525,22 +530,22 @@ void GradientReducer::reduce(Bucket& bucket, std::span<const void* const> slices
   if (!first) widen_sums();
   if (sums_ && !mine.empty()) sums_->take(bucket.unit);
   if (mine.empty()) return;
-  if (options_.consume && options_.sums_are_gradients) {
+  if (!options_.keeps_sums && options_.sums_are_gradients) {
     add_slices(bucket, mine, {bucket.sent_buffer->data(), model_.gradient_dtype}, {}, /*first=*/false);
-    options_.consume(bucket.unit, mine, bucket.sent_buffer->view(0, mine.numel()));
+    listener_->gradients_ready(bucket.unit, mine, bucket.sent_buffer->view(0, mine.numel()));
     return;
   }
-  if (options_.consume) {
+  if (!options_.keeps_sums) {
     add_slices(bucket, mine, {piece_.data(), piece_.dtype()}, slices, first);
-    options_.consume(bucket.unit, mine, piece_.view(0, mine.numel()));
+    listener_->gradients_ready(bucket.unit, mine, piece_.view(0, mine.numel()));
     return;
   }
-  note_change(bucket.unit);
+  listener_->gradients_change(bucket.unit);
   const bool is_there = bucket.sent_buffer == &bucket.in_sums;
   sums_->visit(bucket.unit, mine, GradientSums::Access::kUpdate, [&](Range piece, Sums sums) {
     is_there ? add_slices(bucket, piece, sums, {}, /*first=*/false) : add_slices(bucket, piece, sums, slices, first);
   });
-  if (options_.summed && makes_sumsq_) options_.summed(bucket.unit, mine);
+  if (makes_sumsq_) listener_->gradients_ready(bucket.unit, mine, {});
 }
 
 Range GradientReducer::mine_of(const Bucket& bucket) const {
@@ -581,7 +586,7 @@ void GradientReducer::add_rows(int parameter, std::span<const RowGradients::Rank
     if (mine.empty()) continue;
     if (!first || in_order.size() > 1) widen_sums();  // else every element gets one value
     sums_->take(bucket.unit);
-    note_change(bucket.unit);
+    listener_->gradients_change(bucket.unit);
     sums_->visit(bucket.unit, mine, GradientSums::Access::kUpdate, [&](Range piece, Sums all) {
       const at::Tensor kept = model_.view(all.data, all.dtype, piece.numel());
       if (first) kept.zero_();

@@ -11,7 +11,6 @@
 // alone the first gradients of a window come straight into the sums, if these are of their dtype.
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -32,9 +31,6 @@ namespace zero::sharding {
 
 struct ReducerOptions {
   std::int64_t bucket_numel = 500'000'000;  ///< most elements of a bucket
-  /// Called when a micro-batch begins here: true if it is the window's last, whose passes also compute sums of squares.
-  /// Not given: every micro-batch is. A wrong answer costs an extra pass.
-  std::function<bool()> is_last_micro_batch;
   /// True: a reduction starts when its bucket is complete and finishes while backward continues. False: backward waits
   /// for each reduction.
   bool overlap = true;
@@ -45,21 +41,34 @@ struct ReducerOptions {
   bool sums_are_gradients = false;
   /// Sums are in memory that an accelerator copies from, and stays.
   bool copied_by_device = false;
-  /// There are two sets of sums: hand_over_sums() may be called.
-  bool hands_over_sums = false;
-  /// If given: called when the sums of a part of this rank's shard are complete, unless more gradients come, and
-  /// before those of a unit are changed. In threads that reduce, too.
-  std::function<void(int unit, Range range)> summed;
-  std::function<void(int unit)> changes;
-  /// If given: receives the sums [range.numel()] of a part of this rank's shard as soon as they are complete; they are
-  /// not kept. Only one backward per window is then possible, and there is no accumulated().
-  std::function<void(int unit, Range range, const at::Tensor& sums)> consume;
+  /// 2: there are two sets of sums, and hand_over_sums() may be called.
+  int sets_of_sums = 1;
+  /// False: the listener uses sums as soon as they are complete. Only one backward per window is then possible, and
+  /// there is no accumulated().
+  bool keeps_sums = true;
+};
+
+/// Hears of sums of gradients while a reducer makes them, in its threads, too.
+class GradientListener {
+ public:
+  virtual ~GradientListener() = default;
+  /// Those of a part of this rank's shard are complete, unless more gradients come. `sums`: [range.numel()], valid
+  /// during the call, where the reducer keeps none; else undefined.
+  virtual void gradients_ready(int /*unit*/, Range /*range*/, const at::Tensor& /*sums*/) {}
+  /// Before sums of a unit change.
+  virtual void gradients_change(int /*unit*/) {}
 };
 
 class GradientReducer {
  public:
   GradientReducer(ShardedModel& model, storage::Ledger& ledger, Timeline& timeline, ReducerOptions options);
   ~GradientReducer();
+
+  /// Outlives the reducer. Without one nobody is told. Before gradients come.
+  void set_listener(GradientListener& listener) { listener_ = &listener; }
+  /// Whether micro-batches from the next one on are the last of their window: their passes also compute sums of
+  /// squares. A wrong answer costs an extra pass. At first they are.
+  void expect_last_micro_batch(bool is_last) { expects_last_ = is_last; }
 
   /// The part of a trainable `unit` whose accumulated gradient this rank holds: its shard, or the whole unit if every
   /// rank needs the whole gradient.
@@ -220,9 +229,6 @@ class GradientReducer {
   Range mine_of(const Bucket& bucket) const;
   /// Room for the sums of squares of so many blocks.
   void make_sumsq(std::int64_t blocks);
-  void note_change(int unit) const {
-    if (options_.changes) options_.changes(unit);
-  }
   /// Where the sums of squares go of a part of the bucket that begins at `begin` of the unit.
   double* block_sumsq_at(const Bucket& bucket, std::int64_t begin);
   /// Adds the slices, which begin where this rank's part does, to the `piece.numel()` accumulators at `sums`; without
@@ -240,6 +246,7 @@ class GradientReducer {
   Timeline& timeline_;
   ReducerOptions options_;
   storage::Ledger& ledger_;
+  GradientListener* listener_;
   std::vector<Bucket> buckets_;
   layout::BucketSchedule schedule_;
   std::vector<std::vector<Place>> places_;  ///< by parameter
@@ -269,6 +276,7 @@ class GradientReducer {
   std::vector<std::uint8_t> window_used_;  ///< by parameter: had one on any rank in this window
   std::vector<int> unused_;
   const int process_;
+  bool expects_last_ = true;     ///< of micro-batches that begin
   bool makes_sumsq_ = true;      ///< whether passes of this micro-batch compute sums of squares
   bool sumsq_complete_ = false;  ///< computed by all passes of the last micro-batch
   bool window_is_empty_ = true;

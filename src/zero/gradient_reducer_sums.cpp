@@ -15,7 +15,7 @@ using layout::kBlockNumel;
 
 void GradientReducer::visit_sums(int unit, Range range, GradientSums::Access access, GradientSums::Visit visit) {
   if (access == GradientSums::Access::kUpdate) {
-    note_change(unit);
+    listener_->gradients_change(unit);
     widen_sums();
   }
   if (!range.empty()) sums_->visit(unit, range, access, visit);
@@ -70,7 +70,7 @@ std::optional<storage::DiskTraffic> GradientReducer::disk_traffic() const {
 
 void GradientReducer::start_window() {
   follow_streams();
-  for (std::size_t u = 0; u < model_.units.size(); ++u) note_change(static_cast<int>(u));
+  for (std::size_t u = 0; u < model_.units.size(); ++u) listener_->gradients_change(static_cast<int>(u));
   if (sums_) sums_->release();
   for (Bucket& bucket : buckets_) bucket.fresh = true;
   std::fill(window_used_.begin(), window_used_.end(), 0);

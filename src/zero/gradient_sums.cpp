@@ -99,7 +99,7 @@ class SumsInMemory final : public GradientSums {
     if (block) return block;
     throw IoError(
         fmt::format("no {} bytes of memory for the gradients of '{}'; use more ranks, a smaller model, "
-                    "zerotorch.offload_gradients or zerotorch.step_in_backward",
+                    "zerotorch.offload_gradients or a zerotorch.update that keeps none",
                     nbytes, model_.units[unit].name));
   }
   void convert(int unit, void* wide) {

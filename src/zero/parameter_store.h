@@ -80,6 +80,7 @@ class ParameterStore : public intercept::UseObserver {
 
   /// Refuses the program's own writes into parameters from now on, with this reason. Local.
   void refuse_writes(std::string why) { refuses_writes_ = std::move(why); }
+  bool refuses_writes() const { return !refuses_writes_.empty(); }
   /// The program's own writes into parameters.
   ParameterWrites& writes() { return writes_; }
   /// Points a parameter whose own copy has ended back into the unit's memory, if that is whole. Local.

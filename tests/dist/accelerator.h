@@ -143,9 +143,10 @@ inline std::string json_of(const Setting& setting) {
       "stage3_max_live_parameters": {}, "stage3_max_reuse_distance": 0,
       "offload_optimizer": {{"device": "{}" {}}} {}}},
     "zerotorch": {{"seed": 4, "unit_numel": 400, "cpu_products": "native",
-      "step_in_backward": {}, "measured_prefetch": {} {}}} {}}})",
+      "update": "{}", "measured_prefetch": {} {}}} {}}})",
                      setting.accumulation, setting.optimizer, setting.stage, setting.bucket_numel, setting.live_numel,
-                     setting.states, setting.offload, setting.zero, setting.in_backward, setting.measured, setting.own,
+                     setting.states, setting.offload, setting.zero,
+                     setting.in_backward ? "in_backward" : "after_backward", setting.measured, setting.own,
                      setting.more);
 }
 

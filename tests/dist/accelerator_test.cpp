@@ -112,7 +112,7 @@ std::map<std::string, Setting> settings_of_host() {
   }
   for (int stage = 1; stage <= 3; ++stage) {
     all[fmt::format("stage {}, updated late", stage)] = {
-        .stage = stage, .more = R"(, "gradient_clipping": 0.05)", .own = R"(, "delayed_update": true)"};
+        .stage = stage, .more = R"(, "gradient_clipping": 0.05)", .own = R"(, "update": "delayed")"};
   }
   return all;
 }
@@ -667,13 +667,12 @@ TEST(Accelerator, RefusesWhatItHasNot) {
     simulated::use_nccl(true);
     refuse(batch + adam + R"("zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}, )" + own +
            R"(nccl"}})");
-    refuse(batch + adam + R"("zero_optimization": {"stage": 2}, "zerotorch": {"delayed_update": true}})");
+    refuse(batch + adam + R"("zero_optimization": {"stage": 2}, "zerotorch": {"update": "delayed"}})");
     const std::string divided = R"("offload_optimizer": {"device": "cpu", "ratio": 0.5}})";
     refuse(batch + adam + R"("zero_optimization": {"stage": 2, )" + divided + "}");  // no kernels there
     use_kernels(true);
     refuse(batch + adam + R"("zero_optimization": {"stage": 0, )" + divided + "}");
-    refuse(batch + adam + R"("zerotorch": {"delayed_update": true}, "zero_optimization": {"stage": 2, )" + divided +
-           "}");
+    refuse(batch + adam + R"("zerotorch": {"update": "delayed"}, "zero_optimization": {"stage": 2, )" + divided + "}");
     refuse(batch + R"("optimizer": {"type": "Lamb"}, "zero_optimization": {"stage": 2, )" + divided + "}");
     use_kernels(false);
     errors.push_back(error_of<ConfigError>([&] {
@@ -691,15 +690,15 @@ TEST(Accelerator, RefusesWhatItHasNot) {
   ASSERT_EQ(lines.size(), 13u) << fmt::format("{}", fmt::join(lines, "\n"));
   EXPECT_TRUE(mentions(lines[3], "needs NCCL") && mentions(lines[3], "'nccl'")) << lines[3];
   EXPECT_TRUE(mentions(lines[4], "offload_optimizer")) << lines[4];
-  EXPECT_TRUE(mentions(lines[5], "delayed_update") && mentions(lines[5], "'cpu'")) << lines[5];
+  EXPECT_TRUE(mentions(lines[5], "delayed") && mentions(lines[5], "'cpu'")) << lines[5];
   EXPECT_TRUE(mentions(lines[6], "ratio") && mentions(lines[6], "no kernels")) << lines[6];
   EXPECT_TRUE(mentions(lines[7], "ratio") && mentions(lines[7], "stage to 1, 2 or 3")) << lines[7];
-  EXPECT_TRUE(mentions(lines[8], "ratio") && mentions(lines[8], "delayed_update")) << lines[8];
+  EXPECT_TRUE(mentions(lines[8], "ratio") && mentions(lines[8], "delayed")) << lines[8];
   EXPECT_TRUE(mentions(lines[9], "ratio") && mentions(lines[9], "Lamb")) << lines[9];
   EXPECT_TRUE(mentions(lines[10], "cpu") && mentions(lines[10], "sim:0")) << lines[10];
   EXPECT_TRUE(mentions(lines[11], "sim:5") && mentions(lines[11], "finds 1 such device")) << lines[11];
-  EXPECT_TRUE(mentions(lines[12], "'shared'") && mentions(lines[12], "module on a GPU")) << lines[12];
-  EXPECT_TRUE(mentions(lines[0], "offload_activations") && mentions(lines[0], "sim:0")) << lines[0];
+  EXPECT_TRUE(mentions(lines[12], "device_transport") && mentions(lines[12], "module on a GPU")) << lines[12];
+  EXPECT_TRUE(mentions(lines[0], "offload_activations") && mentions(lines[0], "module on a GPU")) << lines[0];
   EXPECT_TRUE(mentions(lines[1], "node_shared")) << lines[1];
   EXPECT_TRUE(mentions(lines[2], "8bit") && mentions(lines[2], "'cpu'")) << lines[2];
 }

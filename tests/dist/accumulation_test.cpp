@@ -433,10 +433,10 @@ TEST(Accumulation, ChangesInsideAWindowAndImpossibleLengthsAreErrors) {
     EXPECT_EQ(engine.global_steps(), 2);
 
     auto json = nlohmann::json::parse(json_of(2, false, false, 1, /*clips=*/false));
-    json["zerotorch"]["step_in_backward"] = true;
+    json["zerotorch"]["update"] = "in_backward";
     auto in_backward = layers_engine(group, 3, {}, json.dump());
-    expect_said([&] { in_backward.set_gradient_accumulation_steps(2); }, "step_in_backward");
-    expect_said([&] { in_backward.set_gradient_accumulation_boundary(false); }, "step_in_backward");
+    expect_said([&] { in_backward.set_gradient_accumulation_steps(2); }, "in_backward");
+    expect_said([&] { in_backward.set_gradient_accumulation_boundary(false); }, "in_backward");
     in_backward.set_gradient_accumulation_steps(1);
     in_backward.set_gradient_accumulation_boundary(true);
     train_window(in_backward, 1, Style::kCounted);

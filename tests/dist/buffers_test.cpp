@@ -482,12 +482,13 @@ TEST(Buffers, FieldsByHandAreCheckedBeforeAnythingIsTouched) {
   expect_all_ok(spawn(2, [](Group group) {
     Holder model;
     auto config = Config::from_text(json(0));
-    config.zerotorch.step_in_backward = true;
+    config.zerotorch.update = Config::Zerotorch::Update::kInBackward;
     try {
       initialize(model, config, InitializeOptions{.group = group});
       ADD_FAILURE() << "no error";
     } catch (const ConfigError& error) {
-      EXPECT_NE(std::string_view(error.what()).find("Config: zerotorch.step_in_backward: needs sharded"),
+      EXPECT_NE(std::string_view(error.what())
+                    .find("Config: zerotorch.update: in_backward with zero_optimization.stage 0: it needs sharded"),
                 std::string_view::npos)
           << error.what();
     }

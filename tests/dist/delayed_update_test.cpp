@@ -1,5 +1,5 @@
-// zerotorch.delayed_update: the curve of a plain loop whose gradients are of weights without the last update, at every
-// stage and number of ranks, wherever states are; and what a program may do meanwhile.
+// zerotorch.update "delayed": the curve of a plain loop whose gradients are of weights without the last update, at
+// every stage and number of ranks, wherever states are; and what a program may do meanwhile.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -58,10 +58,11 @@ struct Setting {
       "optimizer": {}, {},
       "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 50, "reduce_bucket_size": 3000,
         "sub_group_size": 1024, "offload_optimizer": {{"device": "{}", "nvme_path": "{}", "buffer_count": 3}}}},
-      "zerotorch": {{"seed": 5, "store": "{}", "delayed_update": {},
+      "zerotorch": {{"seed": 5, "store": "{}", "update": "{}",
         "offload_gradients": {{"device": "{}", "nvme_path": "{}", "buffer_count": 3}} {}}}}})",
                        batch, optimizer, precision, stage, states_path.empty() ? "none" : "nvme", states_path, store,
-                       delayed, gradients_path.empty() ? "none" : "nvme", gradients_path, own);
+                       delayed ? "delayed" : "after_backward", gradients_path.empty() ? "none" : "nvme", gradients_path,
+                       own);
   }
 };
 
@@ -397,14 +398,14 @@ TEST(DelayedUpdateFailures, NothingIsSavedByTheClock) {
         .zerotorch.checkpoint.every_minutes;
   };
   EXPECT_EQ(minutes(""), 10);
-  EXPECT_EQ(minutes(R"("delayed_update": true)"), 0);
-  EXPECT_EQ(minutes(R"("delayed_update": true, "checkpoint": {"every_minutes": 3})"), 3);
+  EXPECT_EQ(minutes(R"("update": "delayed")"), 0);
+  EXPECT_EQ(minutes(R"("update": "delayed", "checkpoint": {"every_minutes": 3})"), 3);
 }
 
 TEST(DelayedUpdateFailures, RefusesWhatCannotBeLate) {
   const auto problem = [](const std::string& more) {
     return error_of<ConfigError>([&] {
-      Config::from_text(R"({"train_micro_batch_size_per_gpu": 1, "zerotorch": {"delayed_update": true)" + more + "}");
+      Config::from_text(R"({"train_micro_batch_size_per_gpu": 1, "zerotorch": {"update": "delayed")" + more + "}");
     });
   };
   EXPECT_NE(problem("}").find("zero_optimization.stage"), std::string::npos) << problem("}");
@@ -413,9 +414,6 @@ TEST(DelayedUpdateFailures, RefusesWhatCannotBeLate) {
         R"(}}, "zero_optimization": {{"stage": 2}}, "optimizer": {{"type": "{}", "params": {{"lr": 0.1}}}})", type));
     EXPECT_NE(text.find(type), std::string::npos) << text;
   }
-  const std::string both =
-      problem(R"(, "step_in_backward": true}, "gradient_clipping": 0, "zero_optimization": {"stage": 2})");
-  EXPECT_NE(both.find("remove one of the two"), std::string::npos) << both;
   const std::string disk =
       problem(R"(}, "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/tmp"}})");
   EXPECT_NE(disk.find("offload_param"), std::string::npos) << disk;

@@ -584,8 +584,8 @@ TEST(Engine, PrefetchWindowIsMeasuredUpToTheLimit) {
 
 TEST(Engine, DestroyedWithReductionsAndGathersUnderWay) {
   for (const char* more : {R"(, "progress_thread": "never")", R"(, "progress_thread": "always")",
-                           R"(, "progress_thread": "never", "step_in_backward": true)",
-                           R"(, "progress_thread": "always", "step_in_backward": true)"}) {
+                           R"(, "progress_thread": "never", "update": "in_backward")",
+                           R"(, "progress_thread": "always", "update": "in_backward")"}) {
     for (const char* store : {"copying", "node_shared"}) {
       expect_all_ok(spawn(3, [&](Group group) {
         std::string json = deep_json(3, "", store_json(store, more));

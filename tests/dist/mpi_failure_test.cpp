@@ -70,7 +70,7 @@ class MpiFailure : public ::testing::Test {
 
   static MpiJobResult run(const std::string& event, const std::string& where) {
     MpiJobResult result = run_under_mpirun(kRanks, {"--rank", event, where}, 60s);
-    EXPECT_FALSE(result.timed_out) << where;
+    EXPECT_FALSE(result.timed_out) << where << ": " << result.output;
     EXPECT_NE(result.exit_code, 0) << where;
     EXPECT_LT(result.end_seconds, kDeadlineS) << where;
     EXPECT_EQ(result.leftovers, std::vector<std::string>{}) << where;

@@ -69,11 +69,12 @@ struct Setting {
         "offload_optimizer": {{"device": "{}", "nvme_path": "{}", "buffer_count": 3}},
         "offload_param": {{"device": "{}", "nvme_path": "{}", "buffer_count": 3}}}},
       "aio": {{"block_size": 4096, "queue_depth": 4}},
-      "zerotorch": {{"seed": 5, "unit_numel": 4200, "store": "{}", "step_in_backward": {},
+      "zerotorch": {{"seed": 5, "unit_numel": 4200, "store": "{}", "update": "{}",
         "offload_gradients": {{"device": "{}", "nvme_path": "{}", "buffer_count": 3}}}}{}}})",
                        step_in_backward ? 0 : 0.5, optimizer, bf16, stage, nvme_path.empty() ? "none" : "nvme",
-                       nvme_path, parameters_path.empty() ? "none" : "nvme", parameters_path, store, step_in_backward,
-                       gradients_path.empty() ? "none" : "nvme", gradients_path, more);
+                       nvme_path, parameters_path.empty() ? "none" : "nvme", parameters_path, store,
+                       step_in_backward ? "in_backward" : "after_backward", gradients_path.empty() ? "none" : "nvme",
+                       gradients_path, more);
   }
 };
 
@@ -695,7 +696,7 @@ TEST(OffloadFailures, WhatCannotBeIsRefused) {
        "buffer_count");
   said(R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}})", "needs nvme_path beside it");
   said(R"({"zero_optimization": {"stage": 2, "offload_param": {"device": "nvme", "nvme_path": "/tmp"}}})",
-       "needs stage 3");
+       "set zero_optimization.stage to 3");
   said(R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/tmp"}},
            "zerotorch": {"store": "node_shared"}})",
        "node_shared");
@@ -705,10 +706,10 @@ TEST(OffloadFailures, WhatCannotBeIsRefused) {
   said("{" + gradients + "}", "set zero_optimization.stage to 1, 2 or 3");
   said(
       "{" + gradients + R"(, "zero_optimization": {"stage": 2}, "optimizer": {"type": "Muon", "params": {"lr": 0.1}}})",
-      "Muon changes whole tensors");
-  said(R"({"zerotorch": {"step_in_backward": true, "offload_gradients": {"device": "nvme", "nvme_path": "/tmp"}},
+      "optimizer.type Muon");
+  said(R"({"zerotorch": {"update": "in_backward", "offload_gradients": {"device": "nvme", "nvme_path": "/tmp"}},
            "zero_optimization": {"stage": 2}})",
-       "step_in_backward keeps no sums of gradients");
+       "it keeps no sums of gradients");
   Setting nowhere_for_gradients{.gradients_path = "/proc/nowhere"};
   EXPECT_NE(error_of<IoError>([&] { make_engine(Group(), nowhere_for_gradients); }).find("offload_gradients.nvme_path"),
             std::string::npos);

@@ -267,7 +267,7 @@ TEST(PlainLoops, AGradientThatIsGivenToAnUnusedParameterCounts) {
 
 TEST(PlainLoops, GradientsOfAnEngineAreDroppedTogetherOrNotAtAll) {
   everywhere([](Group group, const Where& where) {
-    for (const char* own : {"", R"(, "step_in_backward": true)"}) {
+    for (const char* own : {"", R"(, "update": "in_backward")"}) {
       if (*own && where.stage == 0) continue;
       Apart model;
       auto engine = initialize(model, json_of(where, kAdam, own), {.group = group});

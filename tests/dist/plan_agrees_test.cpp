@@ -46,14 +46,17 @@ struct Case {
         "stage3_max_reuse_distance": {}, "stage3_prefetch_bucket_size": {}, "sub_group_size": {},
         "offload_optimizer": {{"device": "{}", "nvme_path": "{}"}},
         "offload_param": {{"device": "{}", "nvme_path": "{}"}}}},
-      "zerotorch": {{"store": "{}", "unit_numel": {}, "step_in_backward": {}, "delayed_update": {},
+      "zerotorch": {{"store": "{}", "unit_numel": {}, "update": "{}",
         "measured_prefetch": {}, "offload_gradients": {{"device": "{}", "nvme_path": "{}"}}}}}})",
                        small || step_in_backward ? 1 : 2, bf16, of_bf16, optimizer, stage, overlap,
                        small ? 1500 : 500000000, small ? 3000 : 500000000, small ? 0 : 40, small ? 9000 : 1000000000,
                        small ? 0 : 5000, small ? 5000 : 50000000, small ? 2000 : 1000000000, nvme ? "nvme" : "none",
                        ::testing::TempDir(), nvme_parameters ? "nvme" : "none", ::testing::TempDir(),
-                       node_shared ? "node_shared" : "copying", small ? 2500 : 0, step_in_backward, delayed, measured,
-                       nvme_gradients ? "nvme" : "none", ::testing::TempDir());
+                       node_shared ? "node_shared" : "copying", small ? 2500 : 0,
+                       step_in_backward ? "in_backward"
+                       : delayed        ? "delayed"
+                                        : "after_backward",
+                       measured, nvme_gradients ? "nvme" : "none", ::testing::TempDir());
   }
   std::string name() const {
     return optimizer + of_bf16 +

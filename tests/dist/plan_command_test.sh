@@ -153,7 +153,7 @@ plan 3 --preset gpt-4b -n 1 --gpu-memory 8GB --memory 100GB --stages 3 --micro-b
 grep -q 'offload_param.device "cpu"' <(tr -s ' \n' '  ' < out) || fail "parameters stay on the GPU: $(cat out)"
 echo '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}}' > streamed.json
 plan 0 --preset gpt-4b -n 1 --gpu-memory 3GB --memory 100GB --stages 3 --seq 256 --config streamed.json
-for more in '"offload_activations": {"device": "nvme", "nvme_path": "/tmp"}' '"delayed_update": true'; do
+for more in '"offload_activations": {"device": "nvme", "nvme_path": "/tmp"}' '"update": "delayed"'; do
   echo '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}, "zerotorch": {'"$more"'}}' > more.json
   plan $([[ $more == *nvme* ]] && echo 2 || echo 0) --preset gpt-1b -n 1 --gpu-memory 80GB --memory 100GB --config more.json
 done
@@ -167,7 +167,7 @@ says "little of the GPU is left"
 plan 0 --preset gpt-1b -n 1 --gpu-memory $((needed * 108 / 100))B --stages 2
 grep -q "is left" out && fail "there is room: $(cat out)"
 # bf16 goes with updates in backward, whose steps cannot be skipped.
-echo '{"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, "zerotorch": {"step_in_backward": true}}' > in_backward.json
+echo '{"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, "zerotorch": {"update": "in_backward"}}' > in_backward.json
 plan 3 --layers 40 --dim 5120 --heads 40 --seq 1024 -n 1 --gpu-memory 8GB --config in_backward.json
 says "smallest change that fits"
 # What is suggested fits when it is done.
@@ -180,9 +180,9 @@ plan 3 --parameters 70e9 -n 8 --gpu-memory 80GB --memory 1TB
 grep -q 'device "cpu"' out && fail "suggests two places for states: $(cat out)"
 grep -q 'reduce_bucket_size' out && fail "suggests what is not needed: $(cat out)"
 # A speculative update moves what one that waits does, beside backward.
-for speculative in false true; do
+for update in after_backward speculative; do
   echo '{"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 2,
-    "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}}, "zerotorch": {"speculative_update": '$speculative'}}' > speculative.json
+    "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}}, "zerotorch": {"update": "'$update'"}}' > speculative.json
   plan 0 --layers 32 --dim 4096 --seq 2048 --vocab 32000 -n 8 --cluster cluster.json --config speculative.json --json
   value "[j['stages'][2]['traffic']['nvme_nbytes'], round(j['stages'][2]['tiers']['nvme_nbytes'] / j['stages'][2]['traffic']['nvme_nbytes'])]" >> moved
   value "j['stages'][2]['seconds']['at_least'] - j['stages'][2]['seconds']['disk']" >> waits

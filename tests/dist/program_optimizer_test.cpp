@@ -427,8 +427,8 @@ TEST(ProgramOptimizer, WhatCannotBeRightIsAnError) {
                 "the JSON ('optimizer') and InitializeOptions::optimizer_factory both give");
     auto in_backward = nlohmann::json::parse(json_of(2, false, "fp32", false));
     in_backward.erase("train_batch_size");
-    in_backward["zerotorch"]["step_in_backward"] = true;
-    expect_said([&] { engine_of(group, in_backward.dump()); }, "step_in_backward and");
+    in_backward["zerotorch"]["update"] = "in_backward";
+    expect_said([&] { engine_of(group, in_backward.dump()); }, "in_backward with InitializeOptions::optimizer_factory");
     for (const ParameterGroup& given : {ParameterGroup{.lr = 0.1}, {.min_coeff = 0.1}, {.use_muon = true}}) {
       ParameterGroup first = given;
       first.names = {"first.*"};

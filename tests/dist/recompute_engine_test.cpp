@@ -42,9 +42,9 @@ std::string json_of(const Case& one) {
       "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01}}}},
       "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 1,
       "stage3_prefetch_bucket_size": 2000}},
-      "zerotorch": {{"store": "{}", "seed": 5, "timeout_s": 30, "step_in_backward": {}}}}})",
+      "zerotorch": {{"store": "{}", "seed": 5, "timeout_s": 30, "update": "{}"}}}})",
       one.step_in_backward ? one.ranks : kBatch, one.step_in_backward ? "0.0" : "0.5", bf16, fp16, one.stage, one.store,
-      one.step_in_backward);
+      one.step_in_backward ? "in_backward" : "after_backward");
 }
 
 GPTOptions shape_of(std::int64_t recompute_every, KeptResults keep = KeptResults::kNone, double dropout = 0.2) {

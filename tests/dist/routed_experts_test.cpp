@@ -1,5 +1,5 @@
 // Promise: routed models work. A mixture-of-experts transformer gives the same bits at every stage, store,
-// number of ranks, bucket size and with overlap, progress thread and step_in_backward, though ranks use other
+// number of ranks, bucket size and with overlap, progress thread and updates in backward, though ranks use other
 // experts in each micro-batch; and the numbers of plain libtorch, in which an expert without tokens is left
 // alone.
 #include <ATen/Functions.h>
@@ -119,9 +119,9 @@ std::string json_of(const Case& c, bool bf16) {
     "zero_optimization": {{"stage": {}, "overlap_comm": {}, "reduce_bucket_size": {},
       "stage3_max_live_parameters": 4000, "stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0}},
     "zerotorch": {{"store": "{}", "unit_numel": 2000, "timeout_s": 30, "progress_thread": "{}",
-      "step_in_backward": {}}}}})",
+      "update": "{}"}}}})",
                      c.in_backward ? 1 : kMicroBatches / c.ranks, bf16, c.stage, c.overlap, c.tiny ? 1100 : 500000000,
-                     c.store, c.thread ? "always" : "never", c.in_backward);
+                     c.store, c.thread ? "always" : "never", c.in_backward ? "in_backward" : "after_backward");
 }
 
 Transformer make(Form form, int top) {

@@ -1,5 +1,5 @@
-// zerotorch.speculative_update: the bits of an update that waits for the norm, at every stage and number of ranks, with
-// steps that clip, overflow, or change what the update began with; and what a program may do in between.
+// zerotorch.update "speculative": the bits of an update that waits for the norm, at every stage and number of ranks,
+// with steps that clip, overflow, or change what the update began with; and what a program may do in between.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -65,8 +65,9 @@ struct Setting {
       "optimizer": {}, {},
       "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 50, "reduce_bucket_size": 1100,
         "sub_group_size": 1024, "offload_optimizer": {{"device": "nvme", "nvme_path": "{}", "buffer_count": 3}}}},
-      "zerotorch": {{"seed": 5, "store": "{}", "speculative_update": {} {}}}}})",
-                       batch, waits_for_clipping ? 0.5 : 0, optimizer, precision, stage, path, store, speculative, own);
+      "zerotorch": {{"seed": 5, "store": "{}", "update": "{}" {}}}}})",
+                       batch, waits_for_clipping ? 0.5 : 0, optimizer, precision, stage, path, store,
+                       speculative ? "speculative" : "after_backward", own);
   }
 };
 
@@ -354,11 +355,11 @@ TEST(SpeculativeUpdateFailures, RefusesWhatItCannotDo) {
       (void)Config::from_text(json);
       ADD_FAILURE() << json;
     } catch (const ConfigError& error) {
-      EXPECT_TRUE(mentions(error.what(), "zerotorch.speculative_update")) << error.what();
+      EXPECT_TRUE(mentions(error.what(), "zerotorch.update: speculative")) << error.what();
       EXPECT_TRUE(mentions(error.what(), what)) << error.what();
     }
   };
-  const std::string own = R"("train_batch_size": 1, "zerotorch": {"speculative_update": true)";
+  const std::string own = R"("train_batch_size": 1, "zerotorch": {"update": "speculative")";
   const std::string nvme = R"("offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"})";
   try {
     (void)make_engine(Group(), "{" + own + R"(}, "zero_optimization": {"stage": 2}})");
@@ -367,8 +368,6 @@ TEST(SpeculativeUpdateFailures, RefusesWhatItCannotDo) {
     EXPECT_TRUE(mentions(error.what(), "zero_optimization.offload_optimizer.device to 'nvme'")) << error.what();
   }
   refuses("{" + own + R"(}, "zero_optimization": {"stage": 0, )" + nvme + "}}", "sharded");
-  refuses("{" + own + R"(, "delayed_update": true}, "zero_optimization": {"stage": 2, )" + nvme + "}}",
-          "delayed_update");
   refuses("{" + own +
               R"(, "offload_gradients": {"device": "nvme", "nvme_path": "/tmp"}}, "zero_optimization": {"stage": 2, )" +
               nvme + "}}",

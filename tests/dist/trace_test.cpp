@@ -35,9 +35,9 @@ struct Case {
       "gradient_clipping": 0, "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01}}}},
       "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 0, "sub_group_size": 2000,
         "offload_optimizer": {}, "offload_param": {}}},
-      "zerotorch": {{"store": "{}", "step_in_backward": {}, "trace": {}}}}})",
+      "zerotorch": {{"store": "{}", "update": "{}", "trace": {}}}}})",
                        step_in_backward ? 1 : 2, stage, disk, stage == 3 && store == "copying" ? disk : "null", store,
-                       step_in_backward, trace);
+                       step_in_backward ? "in_backward" : "after_backward", trace);
   }
   std::string name() const {
     return fmt::format("stage {} {}{}{}", stage, store, step_in_backward ? " step in backward" : "",

@@ -74,7 +74,7 @@ expect "exit code of the memory of no GPU" $? 2
 python3 - <<'END'
 import json
 config = json.load(open("offloaded.json"))
-config["zerotorch"] = {**config.get("zerotorch", {}), "delayed_update": True}
+config["zerotorch"] = {**config.get("zerotorch", {}), "update": "delayed"}
 json.dump(config, open("late.json", "w"))
 END
 "$zero" train $run -n 2 --config late.json --steps 6 --sample-length 0 --run-dir late_host > out 2>&1 || fail "late on the host: $(cat out)"

@@ -243,14 +243,14 @@ TEST(WholeTensors, MuonKeepsWhatEachParameterNeedsAndTakesGroups) {
 TEST(WholeTensors, WhatCannotBeIsAnErrorThatSaysWhatToDo) {
   for (const char* type : {"Lamb", "Muon", "Adafactor"}) {
     const std::string optimizer = fmt::format(R"({{"type": "{}"}})", type);
-    expect_said([&] { Config::from_text(json_of(optimizer, 2, R"(, "zerotorch": {"step_in_backward": true})"), "-"); },
-                "needs whole tensors");
+    expect_said([&] { Config::from_text(json_of(optimizer, 2, R"(, "zerotorch": {"update": "in_backward"})"), "-"); },
+                fmt::format("optimizer.type {}: it keeps no gradients", type));
     expect_said(
         [&] {
           Config::from_text(
               json_of(optimizer, 2, R"(, "bf16": {"enabled": true, "bf16_master_weights_and_grads": true})"), "-");
         },
-        "needs gradients summed in fp32");
+        "set data_types.grad_accum_dtype to \"fp32\"");
   }
   Config::from_text(json_of(R"({"type": "Lamb"})", 2, R"(, "data_types": {"grad_accum_dtype": "fp32"},
     "bf16": {"enabled": true, "bf16_master_weights_and_grads": true})"),

@@ -326,30 +326,31 @@ std::string json_of(const Program& p, const Setting& s) {
                                                             : fmt::format(R"("optimizer": {{"type": "AdamW", "params":
             {{"lr": 0.01, "betas": [0.9, 0.95], "eps": {}, "weight_decay": 0.1}}}},)",
                                                                           p.eps());
-  return fmt::format(R"({{
+  return fmt::format(
+      R"({{
     "train_micro_batch_size_per_gpu": {}, "gradient_accumulation_steps": {}, "gradient_clipping": {}, {}
     "bf16": {{"enabled": {}, "check_grad_overflow": false}},
     "zero_optimization": {{"stage": {}, "overlap_comm": {}, "reduce_bucket_size": {}, "allgather_bucket_size": {},
       "stage3_param_persistence_threshold": {}, "stage3_max_live_parameters": {}, "stage3_max_reuse_distance": {},
       "stage3_prefetch_bucket_size": {}, "sub_group_size": {},
       "offload_optimizer": {{"device": "{}", "nvme_path": "{}", "ratio": {}}}, "offload_param": {{"device": "{}"}}}},
-    "zerotorch": {{"store": "{}", "progress_thread": "{}", "unit_numel": {}, "step_in_backward": {},
-      "speculative_update": {}, "seed": 5,
+    "zerotorch": {{"store": "{}", "progress_thread": "{}", "unit_numel": {}, "update": "{}", "seed": 5,
       "unused_parameters": "{}", "device_transport": "{}",
       "debug_observer": {}, "timeout_s": {}}}
   }})",
-                     p.batch, p.window() / s.ranks, p.clipping, optimizer, p.bf16, s.stage, s.overlap,
-                     s.tiny_buckets ? 11 : 500'000'000, s.tiny_buckets ? 17 : 500'000'000, s.persistence,
-                     s.little_live ? 60 : 1'000'000, s.little_live ? 0 : 1'000'000, s.little_live ? 0 : 4000,
-                     s.tiny_buckets ? 70 : 1'000'000,
-                     s.nvme                                     ? "nvme"
-                     : on_simulated_device && !states_on_device ? "cpu"
-                                                                : "none",
-                     std::filesystem::temp_directory_path().string(), s.host_percent / 100.0,
-                     s.parameters_on_host ? "cpu" : "none", s.node_shared ? "node_shared" : "copying",
-                     s.progress_thread ? "always" : "never", p.unit_numel, s.step_in_backward, s.speculative,
-                     p.unused_zero ? "zero" : "skip", moved_by_nccl ? "nccl" : "auto", s.observer,
-                     collective_timeout_s);
+      p.batch, p.window() / s.ranks, p.clipping, optimizer, p.bf16, s.stage, s.overlap,
+      s.tiny_buckets ? 11 : 500'000'000, s.tiny_buckets ? 17 : 500'000'000, s.persistence,
+      s.little_live ? 60 : 1'000'000, s.little_live ? 0 : 1'000'000, s.little_live ? 0 : 4000,
+      s.tiny_buckets ? 70 : 1'000'000,
+      s.nvme                                     ? "nvme"
+      : on_simulated_device && !states_on_device ? "cpu"
+                                                 : "none",
+      std::filesystem::temp_directory_path().string(), s.host_percent / 100.0, s.parameters_on_host ? "cpu" : "none",
+      s.node_shared ? "node_shared" : "copying", s.progress_thread ? "always" : "never", p.unit_numel,
+      s.step_in_backward ? "in_backward"
+      : s.speculative    ? "speculative"
+                         : "after_backward",
+      p.unused_zero ? "zero" : "skip", moved_by_nccl ? "nccl" : "auto", s.observer, collective_timeout_s);
 }
 
 }  // namespace zero::fuzz_training

@@ -12,7 +12,7 @@ ROOMS = {
     "base": set(),
     "config": {"base"},
     "layout": {"base"},
-    "setup": {"base", "layout", "optim"},
+    "setup": {"base", "config", "layout", "optim"},
     "io": {"base"},
     "comm": {"base"},
     "launch": {"base", "comm"},
@@ -26,7 +26,7 @@ ROOMS = {
     "train": {"base", "io", "storage", "monitor", "engine"},
     "engine": {"base", "config", "layout", "io", "comm", "intercept", "storage", "optim", "products", "zero", "checkpoint",
                "monitor", "setup"},
-    "plan": {"base", "layout", "optim", "setup"},
+    "plan": {"base", "config", "layout", "optim", "setup"},
     "models": {"base", "data"},
     "data": {"base"},
 }

@@ -37,7 +37,7 @@ def trained_jointly(stage: int, accumulation: int, in_backward: bool) -> list[to
     modules = build()
     more: dict[str, Any] = {"gradient_accumulation_steps": accumulation}
     if in_backward:
-        more["zerotorch"] = {"step_in_backward": True}
+        more["zerotorch"] = {"update": "in_backward"}
     first, second = engines_of(modules, stage, **more)
     for step in range(4):
         loss = second(first(batch(step, first.global_rank))).square().mean()

@@ -458,7 +458,7 @@ def test_local_parts_and_counted_communication(store: str) -> None:
 # ---- writes beside updates ----
 
 
-def written_in_a_scope(stage: int, key: str) -> None:
+def written_in_a_scope(stage: int, update: str) -> None:
     """Below stage 3, where an update may run while the program does."""
     import zerotorch
 
@@ -471,7 +471,7 @@ def written_in_a_scope(stage: int, key: str) -> None:
         "gradient_clipping": 0,
         "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
         "zero_optimization": {"stage": stage},
-        "zerotorch": {key: True},
+        "zerotorch": {"update": update},
     }
     engine = zerotorch.initialize(model=module, model_parameters=module.parameters(), config=config)[0]
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
@@ -494,11 +494,11 @@ def written_in_a_scope(stage: int, key: str) -> None:
     engine.destroy()
 
 
-@pytest.mark.parametrize("key", ["delayed_update", "step_in_backward"])
+@pytest.mark.parametrize("update", ["delayed", "in_backward"])
 @pytest.mark.parametrize("stage", [1, 2])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_scope_takes_writes_that_are_refused_outside(ranks: int, stage: int, key: str) -> None:
-    run(ranks, written_in_a_scope, stage, key)
+def test_a_scope_takes_writes_that_are_refused_outside(ranks: int, stage: int, update: str) -> None:
+    run(ranks, written_in_a_scope, stage, update)
 
 
 def writes_that_nobody_spreads(checks: bool) -> list[str]:

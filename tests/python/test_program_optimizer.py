@@ -732,7 +732,7 @@ def updated_in_backward(how: str, own_backward: bool) -> list[torch.Tensor]:
 
     module = build()
     client = adamw(module)
-    config = {**CONFIG, "zero_optimization": {"stage": 2}, "zerotorch": {"step_in_backward": True}}
+    config = {**CONFIG, "zero_optimization": {"stage": 2}, "zerotorch": {"update": "in_backward"}}
     engine = zerotorch.initialize(model=module, optimizer=client, config=config)[0]
     before = scheduled(how, client)
     for step in range(STEPS):
@@ -770,7 +770,7 @@ def warmed_up(in_backward: bool) -> list[torch.Tensor]:
         "zero_optimization": {"stage": 2},
         "optimizer": {"type": "SGD", "params": {"lr": 1.0}},
         "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1.0, "warmup_num_steps": 10}},
-        "zerotorch": {"step_in_backward": in_backward},
+        "zerotorch": {"update": "in_backward" if in_backward else "after_backward"},
     }
     engine = zerotorch.initialize(model=module, model_parameters=module.parameters(), config=config)[0]
     moved = []

@@ -99,9 +99,9 @@ def refusals() -> None:
     engine.destroy()
     with pytest.raises(ValueError, match="neither true nor false"):
         DeepSpeedConfig({"train_batch_size": 1, "managed_gradient_accumulation": "no"})
-    with pytest.raises(ValueError, match="step_in_backward"):
+    with pytest.raises(ValueError, match="in_backward"):
         DeepSpeedConfig(
-            {"train_batch_size": 1, "managed_gradient_accumulation": False, "zerotorch": {"step_in_backward": True}}
+            {"train_batch_size": 1, "managed_gradient_accumulation": False, "zerotorch": {"update": "in_backward"}}
         )
     with pytest.raises(ValueError, match="train_batch_size is 7"):
         make(0, train_batch_size=7)

@@ -63,6 +63,21 @@ std::vector<pid_t> processes_with(const std::string& mark) {
   return pids;
 }
 
+/// What a process does, for a report: its command, its state and where its threads wait in the kernel.
+std::string state_of(pid_t pid) {
+  const std::string folder = fmt::format("/proc/{}", pid);
+  std::string text;
+  for (const std::string& task : names_in((folder + "/task").c_str())) {
+    if (task.starts_with('.')) continue;
+    std::ifstream stat(folder + "/task/" + task + "/stat"), wchan(folder + "/task/" + task + "/wchan");
+    std::string line, where;
+    std::getline(stat, line);
+    std::getline(wchan, where);
+    text += fmt::format(" [{} in {}]", line.substr(0, line.find(' ', line.rfind(')') + 2)), where);
+  }
+  return text;
+}
+
 /// `job`: Open MPI's number of the job, which its files in /dev/shm carry in hexadecimal and ours as it is.
 std::vector<std::string> shm_files_of(const std::string& job) {
   if (job.empty()) return {};
@@ -125,7 +140,10 @@ MpiJobResult run_under_mpirun(int ranks, const std::vector<std::string>& argumen
   result.timed_out = !read_all(ends[0], Clock::now() + timeout, result.output);
   ::close(ends[0]);
   if (result.timed_out) {
-    for (const pid_t left : processes_with(mark)) ::kill(left, SIGKILL);
+    for (const pid_t left : processes_with(mark)) {
+      result.output += fmt::format("\n@left process {}: {}", left, state_of(left));
+      ::kill(left, SIGKILL);
+    }
   }
   int status = 0;
   ::waitpid(pid, &status, 0);

@@ -151,8 +151,9 @@ TEST(ConfigErrors, DtypesMustAgree) {
   EXPECT_EQ(error_of(R"({"fp16": {"enabled": true}, "data_types": {"param_dtype": "bf16"}})"),
             "c:1: data_types.param_dtype: got \"bf16\", but fp16.enabled is true and bf16.enabled is false, so want "
             "\"fp16\": these choose the dtype; change one of them or remove the key");
-  EXPECT_EQ(error_of(R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})"),
-            "c:1: fp16.enabled: bf16.enabled is true as well; set one of the two to false");
+  EXPECT_EQ(
+      error_of(R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})"),
+      "c:1: fp16.enabled: true with bf16.enabled true: there is one dtype of parameters; set one of the two to false");
   EXPECT_EQ(error_of(R"({"data_types": {"grad_accum_dtype": "fp32", "param_dtype": "float"}})"), "");
   EXPECT_EQ(error_of(R"({"data_types": {"grad_accum_dtype": "bf16"}})"), "");
   EXPECT_NE(error_of(R"({"data_types": {"grad_accum_dtype": "fp16"}})").find("sums beyond 65504"), std::string::npos);
@@ -177,10 +178,11 @@ TEST(ConfigErrors, LossScales) {
             "min_loss_scale, 16; change one of the two");
   EXPECT_NE(fp16(R"("loss_scale_window": 0)"), "");
   EXPECT_NE(fp16(R"("hysteresis": 0)"), "");
-  EXPECT_EQ(error_of(R"({"fp16": {"enabled": true}, "gradient_clipping": 0, "zero_optimization": {"stage": 1},
-                         "zerotorch": {"step_in_backward": true}})"),
-            "c:2: zerotorch.step_in_backward: a step cannot be skipped once it is under way, as fp16 asks for; use "
-            "bf16 with bf16.check_grad_overflow false");
+  EXPECT_EQ(
+      error_of(R"({"fp16": {"enabled": true}, "gradient_clipping": 0, "zero_optimization": {"stage": 1},
+                         "zerotorch": {"update": "in_backward"}})"),
+      "c:2: zerotorch.update: in_backward with fp16.enabled true: a step cannot be skipped once it is under way; use "
+      "bf16 with bf16.check_grad_overflow false");
 }
 
 TEST(ConfigErrors, CollectivesToLogHaveNames) {
@@ -290,8 +292,8 @@ TEST(ConfigErrors, OffloadToTheHostIsWhereStatesAreAndOtherOffloadIsRefused) {
   EXPECT_FALSE(mention(too_low, "without a GPU"));
   EXPECT_NE(error_of(R"({"zero_optimization": {"offload_optimizer": {"super_offload": true}}})"), "");
   EXPECT_EQ(error_of(R"({"zero_optimization": {"offload_param": {"device": "nvme", "nvme_path": "/x"}}})"),
-            "c:1: zero_optimization.offload_param.device: 'nvme' needs stage 3: at other stages parameters are not "
-            "sharded");
+            "c:1: zero_optimization.offload_param.device: nvme with zero_optimization.stage below 3: parameters are "
+            "sharded at stage 3 only; set zero_optimization.stage to 3");
   for (const char* old : {"cpu_offload", "cpu_offload_param", "cpu_offload_params"}) {
     const std::string key = std::string(R"({"zero_optimization": {")") + old;
     EXPECT_TRUE(mention(notices_of(key + "\": true}}"), "no effect without a GPU"));
@@ -398,15 +400,34 @@ TEST(ConfigByHand, FieldsAreCheckedAsAFilesAre) {
       << "also of a schedule that is not used";
 }
 
+TEST(ConfigErrors, SwitchesThatAreOneChoiceNow) {
+  const std::string stage = R"({"gradient_clipping": 0, "zero_optimization": {"stage": 2}, "zerotorch": {)";
+  const Config off = Config::from_text(stage + R"("step_in_backward": false, "delayed_update": false}})");
+  EXPECT_EQ(off.zerotorch.update, Config::Zerotorch::Update::kAfterBackward);
+  EXPECT_TRUE(off.notices.empty()) << off.notices.front();
+  const Config on = Config::from_text(stage + R"("step_in_backward": true, "delayed_update": false}})");
+  EXPECT_EQ(on.zerotorch.update, Config::Zerotorch::Update::kInBackward);
+  ASSERT_EQ(on.notices.size(), 1u);
+  EXPECT_EQ(on.notices[0], "zerotorch.step_in_backward: old key; write 'zerotorch.update': \"in_backward\"");
+  EXPECT_EQ(Config::from_text(on.to_json()).zerotorch.update, on.zerotorch.update);
+  EXPECT_EQ(error_of(stage + "\n\"update\": \"in_backward\",\n\"delayed_update\": true}}"),
+            "c:2: zerotorch.update: given twice: 'zerotorch.delayed_update' on line 3 is the same setting; remove one");
+  EXPECT_EQ(error_of(stage + R"("delayed_update": 1}})"), "c:1: zerotorch.delayed_update: got 1, want true or false");
+  EXPECT_EQ(error_of(stage + "\n\"delayed_update\": true}, \"optimizer\": {\"type\": \"Lamb\"}}"),
+            "c:2: zerotorch.update: delayed with optimizer.type Lamb: the ranks exchange whole tensors "
+            "in such an update, and cannot while they compute; choose another optimizer, or another zerotorch.update");
+}
+
 TEST(ConfigByHand, RulesBetweenFields) {
-  EXPECT_EQ(error_by_hand([](Config& c) {
-              c.zerotorch.step_in_backward = true;
-              c.gradient_clipping = 0;
-            }),
-            "Config: zerotorch.step_in_backward: needs sharded optimizer states; set zero_optimization.stage to "
-            "1, 2 or 3");
+  EXPECT_EQ(
+      error_by_hand([](Config& c) {
+        c.zerotorch.update = Config::Zerotorch::Update::kInBackward;
+        c.gradient_clipping = 0;
+      }),
+      "Config: zerotorch.update: in_backward with zero_optimization.stage 0: it needs sharded optimizer states; set "
+      "zero_optimization.stage to 1, 2 or 3");
   EXPECT_NE(error_by_hand([](Config& c) {
-              c.zerotorch.step_in_backward = true;
+              c.zerotorch.update = Config::Zerotorch::Update::kInBackward;
               c.zero_optimization.stage = 2;
             }).find("gradient_clipping to 0"),
             std::string::npos);

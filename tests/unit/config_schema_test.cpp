@@ -1,6 +1,8 @@
 // P7: every key DeepSpeed knows is in the schema, and docs/config.md lists every key of the schema.
 #include "config/schema.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +12,7 @@
 #include <set>
 #include <sstream>
 
+#include "config/exclusions.h"
 #include "config/values.h"
 #include "zero/errors.h"
 
@@ -317,6 +320,34 @@ TEST(ConfigSchema, ExamplesAreWrittenAsTheyWereRead) {
     const Config again = Config::from_text(once);
     EXPECT_EQ(again.to_json(), once) << example;
     EXPECT_TRUE(again.notices.empty()) << example;
+  }
+}
+
+TEST(ConfigSchema, DocsListWhatExcludesWhat) {
+  std::ifstream file(source_folder() / "docs/config.md");
+  ASSERT_TRUE(file.is_open()) << source_folder();
+  std::vector<std::string> rows;
+  std::string line;
+  while (std::getline(file, line) && line != "## What excludes what") {
+  }
+  while (std::getline(file, line) && !line.starts_with("## ")) {
+    if (line.starts_with("| ") && !line.starts_with("| setting ")) rows.push_back(line);
+  }
+  std::vector<std::string> want;
+  for (const Exclusion& row : exclusions())
+    want.push_back(fmt::format("| {} | {} | {} | {} |", row.one->name(), row.other->name(), row.reason, row.remedy));
+  EXPECT_EQ(fmt::format("{}", fmt::join(rows, "\n")), fmt::format("{}", fmt::join(want, "\n")));
+}
+
+TEST(ConfigSchema, ExclusionsNameKeysAndChoices) {
+  for (const Exclusion& row : exclusions()) {
+    EXPECT_FALSE(row.reason.empty() || row.remedy.empty()) << row.one->name();
+    EXPECT_TRUE(row.one->path.empty() || find_key(row.one->path)) << row.one->path;
+    EXPECT_TRUE(row.other->path.empty() || find_key(row.other->path)) << row.other->path;
+    const Key* const key = row.one->path.empty() ? nullptr : find_key(row.one->path);
+    if (key == nullptr || key->path != "zerotorch.update") continue;
+    const auto choices = split(key->choices);
+    EXPECT_NE(std::ranges::find(choices, row.one->value), choices.end()) << row.one->value;
   }
 }
 

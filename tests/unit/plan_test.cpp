@@ -328,14 +328,15 @@ TEST(Plan, StepInBackwardKeepsNoGradients) {
   const ModelShape model = small_gpt();
   config.zerotorch.caching_allocator = false;  // else gradients may need no memory of their own
   const Plan kept = plan_memory(model, config, cluster);
-  config.zerotorch.step_in_backward = true;
+  config.zerotorch.update = Config::Zerotorch::Update::kInBackward;
+  config.bf16.check_grad_overflow = false;
   const Plan used_up = plan_memory(model, config, cluster);
   const MemoryUse before = kept.rank[MemoryKind::kGradients], after = used_up.rank[MemoryKind::kGradients];
   EXPECT_LT(after.peak_nbytes, before.peak_nbytes);
   EXPECT_GT(after.peak_nbytes, 0);
   EXPECT_GE(used_up.node_nbytes, 2 * (used_up.training_nbytes - after.peak_nbytes));
   EXPECT_LT(used_up.node_nbytes, kept.node_nbytes);
-  EXPECT_FALSE(at_stage(config, 0).zerotorch.step_in_backward);
+  EXPECT_EQ(at_stage(config, 0).zerotorch.update, Config::Zerotorch::Update::kAfterBackward);
   config.gradient_accumulation_steps = 2;
   EXPECT_THROW(plan_memory(model, config, cluster), ConfigError);
 }
@@ -365,7 +366,12 @@ TEST(Plan, GradientsComeIntoThePlaceOfActivations) {
   EXPECT_EQ(planned(0, nothing).reused_nbytes, 0);
   EXPECT_EQ(planned(3, [](Config& c) { c.gradient_accumulation_steps = 2; }).reused_nbytes, 0);
   EXPECT_EQ(planned(3, [](Config& c) { c.zerotorch.caching_allocator = false; }).reused_nbytes, 0);
-  EXPECT_EQ(planned(3, [](Config& c) { c.zerotorch.step_in_backward = true; }).reused_nbytes, 0);
+  const auto in_backward = [](Config& c) {
+    c.zerotorch.update = Config::Zerotorch::Update::kInBackward;
+    c.bf16.check_grad_overflow = false;
+    c.gradient_clipping = 0;
+  };
+  EXPECT_EQ(planned(3, in_backward).reused_nbytes, 0);
 }
 
 TEST(Plan, StageChangesTakeTheDefaultOfOverlapAlong) {
@@ -479,7 +485,7 @@ TEST(Suggest, FewerBitsInPlace) {
         Case{R"("AdamW")", kFp16, 13, "AdamW8bit", "\"AdamW8bit\""},
         Case{R"("Lion")", kBf16, 7, "Lion", "bf16.bf16_master_weights_and_grads"}}) {
     const Cluster cluster{.ranks = 2, .node_memory_nbytes = static_cast<std::int64_t>(nbytes * 4e9)};
-    Changes allowed{.step_in_backward = false, .deferred_init = false};
+    Changes allowed{.update = false, .deferred_init = false};
     ModelShape deferred = model;
     deferred.deferred_init = true;
     const auto in_place = suggest_in_place(deferred, config(optimizer, dtype), cluster, allowed);
@@ -541,7 +547,7 @@ TEST(Fit, ChangesOnlyWhatIsAllowed) {
   EXPECT_GT(fitted, 20);
 }
 
-/// What is chosen is a configuration that can be: Lamb needs whole tensors, which step_in_backward does not keep.
+/// What is chosen is a configuration that can be: Lamb needs whole tensors, which updates in backward do not keep.
 TEST(Fit, ChoosesWhatGoesTogether) {
   const ModelShape model = transformer({.layers = 12, .dim = 768, .heads = 12, .vocab = 50257, .seq = 1024}, "small");
   Config config = Config::from_text(R"({"train_micro_batch_size_per_gpu": 8, "gradient_clipping": 0,
@@ -551,7 +557,7 @@ TEST(Fit, ChoosesWhatGoesTogether) {
   for (const double share : {0.9, 0.8, 0.7, 0.6, 0.5}) {
     cluster.node_memory_nbytes = static_cast<std::int64_t>(share * static_cast<double>(need(model, config, cluster)));
     const Suggestion found = fit(model, config, cluster);
-    EXPECT_FALSE(found.config.zerotorch.step_in_backward);
+    EXPECT_EQ(found.config.zerotorch.update, Config::Zerotorch::Update::kAfterBackward);
     EXPECT_NO_THROW(Config::from_text(found.config.to_json()));
   }
   // Who has bad steps skipped keeps that.
@@ -574,7 +580,7 @@ TEST(Fit, LeavesRoom) {
   const Changes nothing{.buckets = false,
                         .stage = false,
                         .store = false,
-                        .step_in_backward = false,
+                        .update = false,
                         .micro_batch = false,
                         .recompute = false,
                         .deferred_init = false,

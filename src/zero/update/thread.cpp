@@ -1,4 +1,4 @@
-#include "zero/update_thread.h"
+#include "zero/update/thread.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/Parallel.h>
