@@ -13,6 +13,7 @@
 #   make peers    what others train with (DDP, FSDP2, DeepSpeed), for ARGS=--peers of compare
 #   make docs     the reference of include/zero with the guides
 #   make test-avx2, -full, -libraries, -asan, -tsan, -fuzz, -fuzz-training, -mutants: docs/testing.md
+#   make check    ROOM=comm: builds and runs the tests of one room of src, each file compiled alone (build/dev)
 #   make format   lays out the code; make tidy: clang-tidy; make build: all of it; make clean
 # Each installs what is missing, configures, builds, and repeats nothing the second time.
 #
@@ -22,7 +23,7 @@
 #   JOBS=N            build jobs and tests at a time (default: the number of cores, at most one per 2 GiB of memory)
 #   ARGS="..."        options of `zero train` (compare), for example ARGS="--data ~/books --steps 200"
 #   PYTHON=...        the Python of bench-collectives; gloo takes part where it has torch
-#   PRESET=release    a preset of CMakePresets.json: release, debug, asan, tsan
+#   PRESET=release    a preset of CMakePresets.json: release, dev, debug, asan, tsan
 
 PRESET ?= release
 PYTHON ?= python3
@@ -33,7 +34,7 @@ JOBS ?= $(shell awk -v c=$$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) '/
 CTEST := ctest --test-dir $(BUILD) --output-on-failure --progress
 export TORCH_DIR PIP_ARGS
 
-.PHONY: help setup test-packages configure build train finetune python wheel package gpu-bundle compare report shim docs peers test test-avx2 test-more test-full test-libraries test-asan test-tsan test-fuzz test-fuzz-training test-mutants bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing format tidy install uninstall clean
+.PHONY: help setup test-packages configure build train finetune python wheel package gpu-bundle compare report shim docs peers test test-avx2 test-more test-full test-libraries test-asan test-tsan test-fuzz test-fuzz-training test-mutants check bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing format tidy install uninstall clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/PRESET=/p'
@@ -125,6 +126,11 @@ AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 ZERO_ISA=avx2
 test-avx2: build test-packages
 	@echo "zerotorch: running tests as on a CPU with AVX2 and nothing newer"
 	@$(AVX2) $(CTEST) -j $(JOBS) -R "^(cpu_products_test|kernels_test|gpt_golden_test|fp16_test|known_failures_test|parity_quick_test|loss_test|python_cpu_products|python_odd_modules|python_examples)$$"
+
+# After a change in a room: its unit tests, in a build in which each file is compiled alone.
+check: setup test-packages
+	@scripts/configure.sh dev
+	@scripts/check_room.py "$(ROOM)" build/dev $(JOBS)
 
 # The rest of what every change has to pass.
 test-more: build test-packages

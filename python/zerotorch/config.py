@@ -146,11 +146,11 @@ class DeepSpeedConfig(ConfigNames):
 
     @property
     def updates_in_backward(self) -> bool:
-        return self.resolved["zerotorch"]["update"] == "in_backward"
+        return bool(self.resolved["zerotorch"]["update"] == "in_backward")
 
     @property
     def delays_updates(self) -> bool:
-        return self.resolved["zerotorch"]["update"] == "delayed"
+        return bool(self.resolved["zerotorch"]["update"] == "delayed")
 
     @property
     def refuses_writes(self) -> bool:

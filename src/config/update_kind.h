@@ -1,6 +1,6 @@
 #pragma once
 // The choices of "zerotorch.update": what each takes, what it leaves undone and what it excludes.
-// zero/update/schedule.h carries them out.
+// sharding/update/schedule.h carries them out.
 #include <span>
 #include <string_view>
 

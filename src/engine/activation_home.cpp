@@ -1,7 +1,7 @@
 #include "engine/activation_home.h"
 
 #include "io/file_system.h"
-#include "storage/activations.h"
+#include "offload/activations.h"
 #include "zero/recompute.h"
 
 namespace zero::engine {
@@ -19,13 +19,13 @@ UsedActivationHome::UsedActivationHome(const Config& config, const Groups& group
     if (const auto alive = weak.lock()) (*alive)->add(MemoryKind::kOffload, nbytes);
   };
   if (offload.device == Config::Zerotorch::OffloadActivations::Device::kNvme) {
-    home_ = storage::activations_on_nvme({.folder = offload.nvme_path,
+    home_ = offload::activations_on_nvme({.folder = offload.nvme_path,
                                           .buffers = static_cast<int>(offload.buffer_count),
                                           .block_nbytes = config.aio.block_size,
                                           .queue_depth = static_cast<int>(config.aio.queue_depth)},
                                          io::system_files(), count);
   } else if (config.activations_in_host_memory() && !module.is_cpu()) {
-    home_ = storage::activations_in_host_memory(kLeastNbytes, count);
+    home_ = offload::activations_in_host_memory(kLeastNbytes, count);
   } else if (config.activation_checkpointing.partition_activations && groups.model_parallel) {
     home_ = partitioned_activations(*groups.model_parallel);
   }

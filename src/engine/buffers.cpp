@@ -157,7 +157,7 @@ std::vector<std::string> convert_buffers(const Inventory& inventory, DType param
   std::vector<std::string> kept;
   if (param_dtype == DType::kFloat32) return kept;
   const at::NoGradGuard no_grad;
-  const auto dtype = storage::to_scalar_type(param_dtype);
+  const auto dtype = device::to_scalar_type(param_dtype);
   ConvertedStorages storages(inventory);
   for (const auto& buffer : inventory.buffers) {
     if (!buffer.tensor.is_floating_point() || buffer.tensor.scalar_type() == dtype) continue;

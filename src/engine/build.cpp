@@ -18,19 +18,20 @@
 #include "base/log.h"
 #include "comm/gather_values.h"
 #include "config/exclusions.h"
+#include "device/cuda_runtime.h"
+#include "device/device_stream.h"
 #include "engine/agreement.h"
 #include "engine/bind_cores.h"
 #include "engine/buffers.h"
 #include "engine/cpu_products.h"
 #include "engine/engine_impl.h"
+#include "engine/observers.h"
 #include "engine/progress_log.h"
 #include "engine/shard_place.h"
 #include "intercept/deferred_values.h"
 #include "intercept/gradient_hook.h"
 #include "setup/laid_out.h"
 #include "storage/cpu_allocator.h"
-#include "storage/cuda_runtime.h"
-#include "storage/device_stream.h"
 #include "zero/errors.h"
 
 namespace zero::engine {
@@ -43,7 +44,7 @@ DType param_dtype_of(const Config& config, const Inventory& inventory) {
   for (const auto& item : inventory.parameters) {
     const DType dtype = [&] {
       try {
-        return storage::to_dtype(item.tensor.scalar_type());
+        return device::to_dtype(item.tensor.scalar_type());
       } catch (const ModelError& error) {
         throw ModelError(fmt::format("parameter '{}': {}", item.name, error.what()));
       }
@@ -230,7 +231,7 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
     if (laid.parameters_on_disk) {
       options.disk = disk_of(impl.config, zero.offload_param.nvme_path, zero.offload_param.buffer_count);
       options.disk->cuts = laid.parameter_slots();
-      if (impl.trace) options.disk->files = &impl.trace->traced(*options.disk->files);
+      options.disk->files = &impl.observers.watch(*options.disk->files);
     }
     try {
       impl.store = sharding::make_copying_store(impl.model, impl.ledger, impl.timeline, std::move(options));
@@ -252,7 +253,7 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   setup.options.states_on_device = laid.states_on_device;
   setup.options.device_update_numel = laid.device_update_numel;
   const bool on_disk = setup.options.disk.has_value();
-  if (on_disk && impl.trace) setup.options.disk->files = &impl.trace->traced(*setup.options.disk->files);
+  if (on_disk) setup.options.disk->files = &impl.observers.watch(*setup.options.disk->files);
   try {
     impl.optimizer =
         std::make_unique<sharding::ShardedOptimizer>(impl.model, *impl.store, impl.ledger, std::move(setup.options));
@@ -272,7 +273,7 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
     reducer_options.disk = disk_of(impl.config, own.empty() ? zero.offload_optimizer.nvme_path : own,
                                    impl.config.zerotorch.offload_gradients.buffer_count);
     reducer_options.disk->cuts.slot_numel = laid.sub_group_numel;
-    if (impl.trace) reducer_options.disk->files = &impl.trace->traced(*reducer_options.disk->files);
+    reducer_options.disk->files = &impl.observers.watch(*reducer_options.disk->files);
   }
   try {
     impl.reducer =
@@ -386,8 +387,8 @@ void adopt_unit(Engine::Impl& impl, int u, const FlatBuffer& staging) {
   const auto nbytes = element_nbytes(model.param_dtype);
   for (int p : model.units[u].parameters) {
     auto& parameter = model.parameters[p];
-    if (!parameter.tensor.device().is_cpu()) storage::note_use(parameter.tensor);
-    parameter.handle->adopt(parameter.tensor, storage::to_scalar_type(model.param_dtype), parameter.strides,
+    if (!parameter.tensor.device().is_cpu()) device::note_use(parameter.tensor);
+    parameter.handle->adopt(parameter.tensor, device::to_scalar_type(model.param_dtype), parameter.strides,
                             static_cast<std::size_t>(parameter.range.numel()) * nbytes, model.module_device,
                             &impl.uses);
   }
@@ -606,39 +607,11 @@ void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, const ShardPlace
   if (factory) make_program_optimizer(impl, factory, factory_name);
   impl.gradients = std::make_unique<Gradients>(impl);
   impl.gradients->hook();
-  if (impl.config.zerotorch.debug_observer) {
-    impl.debug_observer = std::make_unique<intercept::DebugObserver>();
-    if (impl.keeps_gradients()) impl.raw_writes.emplace(impl.model);
-  }
+  add_checks(impl);
   impl.refresh_rates();
   impl.random.set_device(impl.model.module_device);
   impl.program_seed = MicroBatchRandom::program_seed();
   MicroBatchRandom::forget_seeding();
-}
-
-/// The groups whose calls are told of.
-std::vector<CommsLog::Part> watched_groups(const Engine::Impl& impl) {
-  std::vector<CommsLog::Part> parts = {{"data-parallel", impl.group}};
-  if (impl.groups.model_parallel) parts.push_back({"model-parallel", *impl.groups.model_parallel});
-  if (impl.model.hosts) {
-    parts.push_back({"within a host", impl.model.hosts->node});
-    parts.push_back({"between hosts", impl.model.hosts->across});
-  }
-  return parts;
-}
-
-/// What the configuration wants measured of training, from here on. *Collective.*
-void watch_training(Engine::Impl& impl) {
-  const bool speaks = impl.groups.is_first();
-  if (impl.config.comms_logger.enabled) {
-    impl.comms_log = std::make_unique<CommsLog>(impl.config.comms_logger, watched_groups(impl), speaks);
-  }
-  if (impl.trace) impl.trace->begin(impl.groups.all, watched_groups(impl));
-  if (impl.config.flops_profiler.enabled) {
-    impl.flops =
-        std::make_unique<FlopsProfiler>(impl.config.flops_profiler, impl.model, &impl.uses, impl.module.get(), speaks);
-    impl.flops->begin_step(0);
-  }
 }
 
 /// The least number that no engine of this process has; given back with the engine.
@@ -704,7 +677,7 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
   if (impl->config.zerotorch.bind_cores_to_rank) {
     const auto& parameters = impl->inventory.parameters;
     const c10::Device here = parameters.empty() ? c10::kCPU : parameters.front().tensor.device();
-    bind_cores(impl->groups.all, storage::memory_node_of(options.device.value_or(here)));
+    bind_cores(impl->groups.all, device::memory_node_of(options.device.value_or(here)));
   }
   if (impl->inventory.parameters.empty() && !impl->groups.model_parallel) {
     const char* const problem =
@@ -730,14 +703,7 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
   check_memory(impl->inventory);
   storage::install_cpu_allocator(impl->config.zerotorch.caching_allocator);
   impl->memory_before = measure_module(impl->inventory);
-  if (impl->config.zerotorch.trace.enabled) {
-    const int rank = impl->groups.all.rank(), number = impl->number.value;
-    impl->trace = std::make_unique<StepTrace>(
-        impl->config.zerotorch.trace,
-        number == 0 ? fmt::format("rank{}.json", rank) : fmt::format("rank{}_engine{}.json", rank, number),
-        impl->ledger);
-    impl->timeline.trace = &impl->trace->recorder();
-  }
+  add_trace(*impl);
   try {
     impl->activation_home.emplace(impl->config, impl->groups, impl->model.module_device, impl->ledger);
     join_ranks(*impl, laid, place, std::move(setup), options.device.has_value());
@@ -748,10 +714,7 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
   impl->aborts_on_exception = true;
   log_start(*impl, laid, description);
   log_configuration(*impl);
-  if (StepMonitor::is_wanted(impl->config) && impl->groups.is_first()) {
-    impl->monitor = std::make_unique<StepMonitor>(impl->config);
-  }
-  watch_training(*impl);
+  add_observers(*impl);
   return impl;
 }
 

@@ -67,7 +67,7 @@ class Collector {
         }
       } else if (void* const there = impl_.store->in_memory(parameter.unit, mine)) {
         const auto options =
-            at::TensorOptions().dtype(storage::to_scalar_type(impl_.model.param_dtype)).device(impl_.model.device);
+            at::TensorOptions().dtype(device::to_scalar_type(impl_.model.param_dtype)).device(impl_.model.device);
         add_piece(tensor, p, mine, at::from_blob(there, {mine.numel()}, options));
       } else {
         add_low_piece(tensor, p, mine);
@@ -167,9 +167,7 @@ class Collector {
 
  private:
   const sharding::Unit& unit_of(int p) const { return impl_.model.units[impl_.model.parameters[p].unit]; }
-  ElementType low_type() const {
-    return to_element_type(storage::to_scalar_type(impl_.model.param_dtype), "the model");
-  }
+  ElementType low_type() const { return to_element_type(device::to_scalar_type(impl_.model.param_dtype), "the model"); }
 
   /// Of what every model-parallel rank has, the first one's is saved.
   bool is_saved_here(const Split& split) const { return split.is_split() || impl_.groups.model_parallel_rank() == 0; }

@@ -18,9 +18,12 @@
 #include "engine/progress_log.h"
 #include "intercept/gradient_hook.h"
 #include "intercept/random_replay.h"
+#include "observe/gradient_noise.h"
 #include "zero/errors.h"
 
 namespace zero {
+
+using Observer = observe::StepObserver;
 
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Engine::Engine(Engine&&) noexcept = default;
@@ -63,7 +66,7 @@ at::Tensor detail::cast_input(const Engine& engine, const at::Tensor& input) {
 
 void engine::Uses::before_use(intercept::ParameterHandle& handle) {
   impl_.begin_random_stream();
-  if (impl_.trace && at::GradMode::is_enabled()) impl_.trace->uses_parameter();
+  impl_.observers.tell(&observe::StepObserver::use_parameter);
   impl_.store->before_use(handle);
 }
 void engine::Uses::after_use(intercept::ParameterHandle& handle) noexcept { impl_.store->after_use(handle); }
@@ -86,7 +89,7 @@ Engine::Impl::~Impl() {
     model.hosts->across.abort("the group of all ranks has failed");
   }
   *self = nullptr;
-  if (trace) trace->end_calls();
+  observers.tell(&Observer::end_training);
   if (update && update->is_pending() && groups.is_first() && !failed &&
       std::uncaught_exceptions() <= exceptions_at_start) {
     base::log_warning(
@@ -357,18 +360,15 @@ void run_backward(const at::Tensor& loss, std::span<Engine::Impl* const> engines
     throw ModelError(fmt::format("backward needs a scalar loss, got {}; reduce it first, for example with mean()",
                                  loss.defined() ? fmt::format("{} elements", loss.numel()) : "an undefined tensor"));
   }
-  for (const Engine::Impl* impl : engines) {
-    if (impl->noise_meter) impl->noise_meter->check_first_backward();
-  }
+  for (const Engine::Impl* impl : engines) impl->observers.tell(&Observer::before_backward);
   for (Engine::Impl* impl : engines) {
     impl->enter(impl->ends_in_backward() ? engine::Entry::kStep : engine::Entry::kBackward, "backward()");
     if (impl->reducer->window_is_empty()) impl->refresh_rates();
-    if (impl->monitor) impl->monitor->add_loss(loss);
+    impl->observers.tell(&Observer::loss, loss);
   }
   const double scale = common_scale(engines);
   const engine::BackwardScope scope(engines);
   for (Engine::Impl* impl : engines) {
-    if (impl->trace) impl->trace->begin_backward();
     impl->gradients->begin_backward();
   }
   try {
@@ -381,7 +381,7 @@ void run_backward(const at::Tensor& loss, std::span<Engine::Impl* const> engines
   for (Engine::Impl* impl : engines) {
     impl->accumulation.ended_in_backward = false;
     impl->gradients->end_backward();
-    if (impl->trace) impl->trace->end_backward();
+    impl->observers.tell(&Observer::end_backward);
   }
   for (Engine::Impl* impl : engines) {
     if (!impl->ends_in_backward()) continue;
@@ -444,9 +444,9 @@ Engine::Impl::MicroBatch Engine::Impl::finish_micro_batch(bool may_be_none) {
   if (!store->writes().empty()) flags |= Agreement::kParametersWritten;
   if (group.size() > 1 && buffers->needed() && buffers->changed()) flags |= Agreement::kBuffersChanged;
   const auto& agreed = reducer->finish_micro_batch({.flags = flags, .must_agree = update_hash()}, may_be_none);
-  if (noise_meter && (!may_be_none || agreed.facts().rounds > 0)) noise_meter->end_micro_batch();
   const MicroBatch result{.counts = !may_be_none || agreed.facts().rounds > 0,
                           .buffers_changed = (agreed.facts().flags & Agreement::kBuffersChanged) != 0};
+  if (result.counts) observers.tell(&Observer::end_micro_batch);
   if (agreed.differing_rank() >= 0) throw_update_difference();
   if (agreed.facts().flags & Agreement::kParametersWritten) {
     update->drop();
@@ -471,16 +471,14 @@ std::optional<std::string> Engine::Impl::finish_window(std::int64_t window_end) 
   agree_on_use();
   const bool changed = sums_are_averages;
   grad_norm = compute_norm();
-  gradient_noise.reset();
-  if (noise_meter) {
-    // Of the mean, also where the caller has ended a window that is not as long as the average's divisor says.
-    const auto length = static_cast<double>(window_end - training.window_begin);
-    const double to_mean = averaged_micro_batches() / length;
-    const auto measured = noise_meter->end_window(group, grad_norm * to_mean, averaging() * to_mean);
-    // Not where a part of the window came before a checkpoint was loaded.
-    const bool whole = measured && measured->micro_batches == window_end - training.window_begin;
-    if (!changed && !dropped && whole) gradient_noise = measured;
-  }
+  // Of the mean, also where the caller has ended a window that is not as long as the average's divisor says.
+  const std::int64_t length = window_end - training.window_begin;
+  const double to_mean = averaged_micro_batches() / static_cast<double>(length);
+  observers.tell(&Observer::end_accumulation, observe::Accumulation{.group = group,
+                                                                    .micro_batches = length,
+                                                                    .grad_norm = grad_norm * to_mean,
+                                                                    .averaging = averaging() * to_mean,
+                                                                    .is_whole = !changed && !dropped});
   std::optional<std::string> problem;
   const double scale = training.scaler.scale(), average = averaging();  // of this window
   const auto decision = training.scaler.update(std::isfinite(grad_norm));
@@ -500,42 +498,35 @@ std::optional<std::string> Engine::Impl::finish_window(std::int64_t window_end) 
   training.window_begin = window_end;
   last_times = std::exchange(timeline.times, {});
   engine::log_step(*this);
-  if (monitor) {
-    monitor->add_step({.samples = window_end * config.train_micro_batch_size_per_gpu,
-                       .lr = lr,
-                       .grad_norm = grad_norm,
-                       .loss_scale = config.fp16.enabled ? std::optional(training.scaler.scale()) : std::nullopt});
-  }
+  observers.tell(
+      &Observer::updated,
+      observe::Update{.samples = window_end * config.train_micro_batch_size_per_gpu,
+                      .lr = lr,
+                      .grad_norm = grad_norm,
+                      .loss_scale = config.fp16.enabled ? std::optional(training.scaler.scale()) : std::nullopt});
   return problem;
 }
 
 std::optional<std::string> Engine::Impl::step() {
   std::optional<std::string> problem;
   step_applied = false;
-  if (debug_observer) {
-    if (const auto seen = debug_observer->take_violations(); !seen.empty()) {
-      throw InternalError(fmt::format("{} operators saw a released parameter; the first: {}", seen.size(), seen[0]));
-    }
-  }
   if (keeps_gradients() || reducer->window_is_empty()) refresh_rates();
   const MicroBatch finished = finish_micro_batch(std::exchange(accumulation.ended_in_backward, false));
   const std::int64_t micro_batches = training.micro_batches + (finished.counts ? group.size() : 0);
   if (finished.counts ? is_boundary() : accumulation.boundary == true) problem = finish_window(micro_batches);
   // Ranks whose forward wrote buffers meet here, before the next forward.
   if (finished.buffers_changed) buffers->synchronise(group);
-  if (raw_writes) raw_writes->remember();
   training.micro_batches = micro_batches;
   end_random_stream();
-  if (flops) flops->end_micro_batch(window_micro_batches() == 0, training.global_steps);
   return problem;
 }
 
 std::optional<std::string> Engine::Impl::guarded_step() {
-  if (raw_writes) raw_writes->check();
+  observers.tell(&Observer::before_step);
   failed = true;  // until the end: a throw on the way leaves the ranks apart
-  if (trace) trace->begin_step();
+  observers.tell(&Observer::begin_step);
   std::optional<std::string> problem = step();
-  if (trace) trace->end_step(training.global_steps, window_micro_batches() == 0);
+  observers.tell(&Observer::end_step, training.global_steps, window_micro_batches() == 0);
   failed = false;
   return problem;
 }
@@ -597,10 +588,16 @@ void Engine::measure_gradient_noise(bool on) {
     throw ConfigError(
         "measure_gradient_noise(): between an update (or zero_grad()) and the next backward, not within a window");
   }
-  if (!on) return impl_->noise_meter.reset();
-  if (!impl_->noise_meter) impl_->noise_meter.emplace(impl_->model.parameters.size());
+  auto* meter = impl_->observers.find<observe::GradientNoiseMeter>();
+  if (meter == nullptr && on) {
+    meter = &impl_->observers.add<observe::GradientNoiseMeter>(impl_->model.parameters.size());
+  }
+  if (meter) meter->measure(on);
 }
-std::optional<GradientNoise> Engine::gradient_noise() const { return impl_->gradient_noise; }
+std::optional<GradientNoise> Engine::gradient_noise() const {
+  const auto* const meter = impl_->observers.find<observe::GradientNoiseMeter>();
+  return meter ? meter->of_last_update() : std::nullopt;
+}
 double Engine::loss_scale() const { return impl_->training.scaler.scale(); }
 torch::nn::Module& Engine::module() const {
   if (!impl_->module) throw ModelError("module(): this engine was made of a zero::ModelView, not of a module");

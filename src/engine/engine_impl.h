@@ -10,29 +10,23 @@
 #include "engine/activation_home.h"
 #include "engine/buffers.h"
 #include "engine/client_optimizer.h"
-#include "engine/comms_log.h"
 #include "engine/entry.h"
-#include "engine/flops_profiler.h"
-#include "engine/gradient_noise.h"
 #include "engine/gradients.h"
 #include "engine/groups.h"
 #include "engine/inventory.h"
 #include "engine/micro_batch_random.h"
 #include "engine/program_optimizer.h"
-#include "engine/raw_write_check.h"
-#include "engine/step_monitor.h"
-#include "engine/step_trace.h"
 #include "engine/training_state.h"
-#include "intercept/debug_observer.h"
+#include "observe/step_observer.h"
 #include "optim/lr_schedule.h"
+#include "sharding/gradient_norm.h"
+#include "sharding/gradient_reducer.h"
+#include "sharding/parameter_store.h"
+#include "sharding/sharded_model.h"
+#include "sharding/sharded_optimizer.h"
+#include "sharding/update/schedule.h"
 #include "storage/ledger.h"
 #include "zero/engine.h"
-#include "zero/gradient_norm.h"
-#include "zero/gradient_reducer.h"
-#include "zero/parameter_store.h"
-#include "zero/sharded_model.h"
-#include "zero/sharded_optimizer.h"
-#include "zero/update/schedule.h"
 
 namespace zero {
 namespace engine {
@@ -92,7 +86,7 @@ struct Engine::Impl {
   storage::Ledger ledger;
   std::vector<CpuProductsScope> cpu_products;  ///< by dtype; none where the module is not on the CPU
   std::optional<engine::UsedActivationHome> activation_home;
-  std::unique_ptr<engine::StepTrace> trace;  ///< where the JSON asks for it
+  observe::Observers observers;
   engine::Inventory inventory;
   sharding::ShardedModel model;
   sharding::Timeline timeline;
@@ -104,8 +98,6 @@ struct Engine::Impl {
   std::unique_ptr<sharding::UpdateSchedule> update;
   std::unique_ptr<engine::Gradients> gradients;
   std::optional<engine::BufferSync> buffers;
-  std::unique_ptr<intercept::DebugObserver> debug_observer;
-  std::optional<engine::RawWriteCheck> raw_writes;  ///< beside it
 
   std::unique_ptr<engine::ClientOptimizer> client;                    ///< where there is one
   std::unique_ptr<engine::ProgramOptimizer> program_optimizer;        ///< it updates, where there is one
@@ -118,8 +110,6 @@ struct Engine::Impl {
   std::vector<at::Tensor> frozen;  ///< parameters that required a gradient before this engine, for evaluation only
   bool zero_grad_keeps_window = false;
   double grad_norm = 0;
-  std::optional<engine::GradientNoiseMeter> noise_meter;  ///< where noise is measured
-  std::optional<GradientNoise> gradient_noise;            ///< of the last update
   double grad_norm_scale = 0;  ///< from what `norm` has summed to averages, of the last update
   std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> last_scaled;  ///< by scale()
   bool step_applied = false;                                            ///< by the last step()
@@ -142,9 +132,6 @@ struct Engine::Impl {
   bool failed = false;
   std::set<std::string> without_values;              ///< parameters that were built without and are not loaded yet
   bool half_loaded = false;                          ///< a load failed after the first value was changed
-  std::unique_ptr<engine::StepMonitor> monitor;      ///< on rank 0, where the JSON asks for it
-  std::unique_ptr<engine::CommsLog> comms_log;       ///< where the JSON asks for it
-  std::unique_ptr<engine::FlopsProfiler> flops;      ///< where the JSON asks for it
   std::shared_ptr<engine::Checkpoints> checkpoints;  ///< made by the first save
   bool aborts_on_exception = true;                   ///< leaving by exception ends the other ranks too
 
@@ -258,7 +245,7 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
 /// For offload to NVMe of engines that are made from here on; null: the system's. For tests.
 void use_files_for_offload(io::FileSystem* files);
 /// Files in `folder` as the "aio" section says, with so many slots in memory.
-storage::DiskOptions disk_of(const Config& config, const std::string& folder, std::int64_t buffers);
+offload::DiskOptions disk_of(const Config& config, const std::string& folder, std::int64_t buffers);
 
 struct OptimizerSetup {
   optim::Algorithm algorithm = optim::Algorithm::kAdam;

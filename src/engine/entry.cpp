@@ -130,7 +130,7 @@ void Engine::Impl::check_module() {
     const auto& parameter = model.parameters[p];
     if (parameter.handle->owns(parameter.tensor)) continue;
     const at::Tensor& now = parameter.tensor;
-    const bool same_kind = now.scalar_type() == storage::to_scalar_type(model.param_dtype) &&
+    const bool same_kind = now.scalar_type() == device::to_scalar_type(model.param_dtype) &&
                            now.device() == model.module_device && now.layout() == at::kStrided &&
                            now.numel() == parameter.range.numel() &&
                            now.sizes() == at::IntArrayRef(inventory.parameters[p].sizes);

@@ -161,7 +161,7 @@ void Gradients::take(int p, at::Tensor& gradient) {
     }
     foreign_ = true;
   }
-  if (impl_.noise_meter) impl_.noise_meter->add(p, gradient);
+  impl_.observers.tell(&observe::StepObserver::gradient, p, gradient);
   add(p, gradient);
 }
 
@@ -193,7 +193,7 @@ void Gradients::note_backward() {
   if (running_.empty()) {
     if (impl_.reducer->window_is_empty()) impl_.refresh_rates();
     impl_.reducer->begin_backward();
-    if (impl_.noise_meter) impl_.noise_meter->begin_backward();
+    impl_.observers.tell(&observe::StepObserver::begin_backward, /*announced=*/false);
     impl_.begin_update();
   }
   running_.push_back(id);
@@ -231,7 +231,7 @@ void Gradients::look(const char* caller) {
 
 void Gradients::begin_backward() {
   impl_.reducer->begin_backward();
-  if (impl_.noise_meter) impl_.noise_meter->begin_backward();
+  impl_.observers.tell(&observe::StepObserver::begin_backward, /*announced=*/true);
   announced_ = true;
   arm_all();
 }
@@ -270,7 +270,7 @@ void Gradients::fail_backward() noexcept {
   announced_ = false;
   running_.clear();
   mark_all();
-  if (impl_.noise_meter) impl_.noise_meter->undo_backward();
+  impl_.observers.tell(&observe::StepObserver::undo_backward);
   if (impl_.reducer->undo_backward()) return;
   if (!impl_.keeps_gradients()) {
     impl_.failed = true;  // half of a step is taken
@@ -353,7 +353,7 @@ void Gradients::drop_window() {
   foreign_ = false;
   arm_all();
   impl_.reducer->drop_window();
-  if (impl_.noise_meter) impl_.noise_meter->forget();
+  impl_.observers.tell(&observe::StepObserver::drop_gradients);
   const bool drops = impl_.reducer->agreement().facts().flags & sharding::MicroBatchAgreement::kWindowStarted;
   if (!drops || impl_.window_micro_batches() == 0) return;
   impl_.accumulation.dropped = true;

@@ -19,7 +19,7 @@ struct DeferredInit::Impl {
           dtype_name(*options.dtype)));
     }
     dtype_before = c10::get_default_dtype();
-    c10::set_default_dtype(c10::scalarTypeToTypeMeta(storage::to_scalar_type(*options.dtype)));
+    c10::set_default_dtype(c10::scalarTypeToTypeMeta(device::to_scalar_type(*options.dtype)));
   }
   ~Impl() {
     if (dtype_before) c10::set_default_dtype(*dtype_before);

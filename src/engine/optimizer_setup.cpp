@@ -235,7 +235,7 @@ void check_factory(const Config& config, const InitializeOptions& options) {
 io::FileSystem* files_of_offload = nullptr;
 
 /// Where masters and states live, unless in memory.
-std::optional<storage::DiskOptions> disk_of_states(const Config& config) {
+std::optional<offload::DiskOptions> disk_of_states(const Config& config) {
   const auto& offload = config.zero_optimization.offload_optimizer;
   if (offload.device != Config::ZeroOptimization::OffloadOptimizer::Device::kNvme) return std::nullopt;
   return disk_of(config, offload.nvme_path, offload.buffer_count);
@@ -243,8 +243,8 @@ std::optional<storage::DiskOptions> disk_of_states(const Config& config) {
 
 }  // namespace
 
-storage::DiskOptions disk_of(const Config& config, const std::string& folder, std::int64_t buffers) {
-  storage::DiskOptions disk;
+offload::DiskOptions disk_of(const Config& config, const std::string& folder, std::int64_t buffers) {
+  offload::DiskOptions disk;
   disk.files = files_of_offload ? files_of_offload : &io::system_files();
   disk.folder = folder;
   disk.scratch = {static_cast<std::uint64_t>(config.aio.block_size), static_cast<unsigned>(config.aio.queue_depth)};

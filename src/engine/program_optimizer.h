@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "optim/rule.h"
+#include "sharding/gradient_reducer.h"
+#include "sharding/sharded_model.h"
+#include "sharding/sharded_optimizer.h"
 #include "zero/engine.h"
-#include "zero/gradient_reducer.h"
-#include "zero/sharded_model.h"
-#include "zero/sharded_optimizer.h"
 
 namespace zero::engine {
 

@@ -4,6 +4,8 @@
 
 #include "comm/gather_values.h"
 #include "engine/engine_impl.h"
+#include "observe/comms_log.h"
+#include "observe/flops_profiler.h"
 #include "zero/device_memory.h"
 #include "zero/errors.h"
 
@@ -34,13 +36,15 @@ MemoryReport Engine::memory_before_initialize() const { return impl_->memory_bef
 StepBreakdown Engine::step_breakdown() const { return impl_->last_times; }
 
 CommsSummary Engine::comms_summary() {
-  if (!impl_->comms_log) throw ConfigError("comms_summary(): nothing is recorded; set comms_logger.enabled to true");
-  return impl_->comms_log->summary();
+  auto* const log = impl_->observers.find<observe::CommsLog>();
+  if (!log) throw ConfigError("comms_summary(): nothing is recorded; set comms_logger.enabled to true");
+  return log->summary();
 }
 
 FlopsReport Engine::flops_report() const {
-  if (!impl_->flops) throw ConfigError("flops_report(): nothing is counted; set flops_profiler.enabled to true");
-  return impl_->flops->report();
+  const auto* const profiler = impl_->observers.find<observe::FlopsProfiler>();
+  if (!profiler) throw ConfigError("flops_report(): nothing is counted; set flops_profiler.enabled to true");
+  return profiler->report();
 }
 
 OffloadReport Engine::offload_report() const {

@@ -10,12 +10,12 @@
 #include <string_view>
 
 #include "comm/gather_values.h"
+#include "device/cuda_runtime.h"
+#include "device/device_reach.h"
+#include "device/device_transport.h"
+#include "device/nccl.h"
+#include "device/nccl_transport.h"
 #include "setup/laid_out.h"
-#include "storage/cuda_runtime.h"
-#include "storage/device_reach.h"
-#include "storage/device_transport.h"
-#include "storage/nccl.h"
-#include "storage/nccl_transport.h"
 #include "zero/errors.h"
 
 namespace zero::engine {
@@ -31,14 +31,14 @@ bool is_set(const char* name) {
 /// Why shards are not moved as the configuration wants; null: they can be.
 const char* problem_of(Config::Zerotorch::DeviceTransport wanted, c10::Device module_device, const Group& group) {
   using Transport = Config::Zerotorch::DeviceTransport;
-  if (wanted == Transport::kShared && !storage::can_share_device_memory(group, module_device)) {
+  if (wanted == Transport::kShared && !device::can_share_device_memory(group, module_device)) {
     return "is for ranks of one host on devices that share memory with other processes; use 'nccl', or 'auto'";
   }
   if (wanted == Transport::kNccl && (is_set("CUDA_DEVICE_MAX_CONNECTIONS") || is_set("CUDA_LAUNCH_BLOCKING"))) {
     return "and CUDA_DEVICE_MAX_CONNECTIONS or CUDA_LAUNCH_BLOCKING is 1 in the environment: gradients and parameters "
            "move at the same time, and ranks would wait for each other's for ever; unset it";
   }
-  if (wanted == Transport::kNccl && storage::nccl_of(module_device.type()) == nullptr) {
+  if (wanted == Transport::kNccl && device::nccl_of(module_device.type()) == nullptr) {
     return module_device.is_cuda() ? "needs NCCL, and there is no libnccl.so.2: PyTorch's wheels for CUDA bring one "
                                      "along (nvidia-nccl), whose folder LD_LIBRARY_PATH may name"
                                    : "needs NCCL, which is for CUDA's devices";
@@ -59,7 +59,7 @@ ShardPlace choose_alone(c10::Device module_device, const Config& config, const G
   }
   if (module_device.is_cpu() || setup::wants_host_memory(config)) return {};
   if (group.size() == 1) return {.device = module_device};
-  if (storage::can_share_device_memory(group, module_device) && wanted != Transport::kNccl)
+  if (device::can_share_device_memory(group, module_device) && wanted != Transport::kNccl)
     return {.device = module_device, .moved_by = MovedBy::kSharedMemory};
   return {.device = module_device, .moved_by = MovedBy::kNccl};
 }
@@ -73,7 +73,7 @@ std::string problem_of_nccl(c10::Device module_device, Group& group) {
   if (const char* const problem = problem_of(Config::Zerotorch::DeviceTransport::kNccl, module_device, group)) {
     std::string_view(problem).copy(mine.problem.data(), mine.problem.size() - 1);
   }
-  storage::identity_of(module_device).copy(mine.gpu.data(), mine.gpu.size() - 1);
+  device::identity_of(module_device).copy(mine.gpu.data(), mine.gpu.size() - 1);
   std::set<std::string_view> taken;
   const auto all = comm::gather_values(group, mine, kLabel);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
@@ -86,7 +86,7 @@ std::string problem_of_nccl(c10::Device module_device, Group& group) {
 }
 
 /// The place where the devices of one host cannot use each other's memory. *Collective.*
-ShardPlace not_in_place(const storage::DeviceReach& reach, c10::Device module_device, Config& config, Group& group) {
+ShardPlace not_in_place(const device::DeviceReach& reach, c10::Device module_device, Config& config, Group& group) {
   if (!reach.reads_rightly) {
     throw IoError(fmt::format(
         "the ranks' GPUs do not read each other's memory rightly: {}. Known causes are an IOMMU or access control "
@@ -120,7 +120,7 @@ ShardPlace choose_shard_place(c10::Device module_device, Config& config, Group& 
   if (!std::ranges::all_of(comm::gather_values(group, place.moved_by, kLabel), is_as_here))
     return is_asked_for ? place : ShardPlace{};  // what ranks compare further on says where they differ
   if (place.moved_by == MovedBy::kSharedMemory) {
-    const storage::DeviceReach reach = storage::find_device_reach(group, module_device);
+    const device::DeviceReach reach = device::find_device_reach(group, module_device);
     return reach.problem.empty() ? place : not_in_place(reach, module_device, config, group);
   }
   if (place.moved_by != MovedBy::kNccl || is_asked_for) return place;
@@ -133,8 +133,8 @@ ShardPlace choose_shard_place(c10::Device module_device, Config& config, Group& 
 
 void make_transport(sharding::ShardedModel& model, ShardPlace::MovedBy moved_by) {
   using MovedBy = ShardPlace::MovedBy;
-  model.transport = moved_by == MovedBy::kNccl           ? storage::make_nccl_transport(model.group, model.device)
-                    : moved_by == MovedBy::kSharedMemory ? storage::make_device_transport(model.group, model.device)
+  model.transport = moved_by == MovedBy::kNccl           ? device::make_nccl_transport(model.group, model.device)
+                    : moved_by == MovedBy::kSharedMemory ? device::make_device_transport(model.group, model.device)
                                                          : comm::make_host_transport(model.group);
   // One rank alone on a device needs nothing that others can read.
   const bool is_alone = moved_by == MovedBy::kGroup && !model.passes->in_host_memory();

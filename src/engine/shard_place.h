@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
+#include "sharding/sharded_model.h"
 #include "zero/config.h"
 #include "zero/group.h"
-#include "zero/sharded_model.h"
 
 namespace zero::engine {
 

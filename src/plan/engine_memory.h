@@ -15,7 +15,7 @@ Pools find_pools(const ModelShape& model, const LaidOut& laid, const Config& con
 MemoryReport ledger_of(const LaidOut& laid, const Pools& pools, int rank);
 
 /// Bytes per updated element that are kept beside the parameters for their full precision (see
-/// zero/sharded_optimizer.h): parameters of the masters' dtype are their own master, bf16 ones need a 16-bit
+/// sharding/sharded_optimizer.h): parameters of the masters' dtype are their own master, bf16 ones need a 16-bit
 /// remainder for masters in fp32, and fp16 ones and ranks that do not write what they update a master of its
 /// own.
 std::int64_t master_nbytes(const LaidOut& laid, int rank);
@@ -26,7 +26,7 @@ std::int64_t checkpoint_nbytes(const LaidOut& laid, int rank);
 /// Of the unit, masters and states are in the memory of GPUs.
 bool has_states_on_device(const LaidOut& laid, std::size_t unit);
 
-/// Of the GPU's memory: other ranks' parts of a bucket of gradients, which NCCL brings (storage/nccl_transport.h).
+/// Of the GPU's memory: other ranks' parts of a bucket of gradients, which NCCL brings (device/nccl_transport.h).
 std::int64_t received_by_nccl_nbytes(const LaidOut& laid, int rank);
 
 /// Bytes that gradients and activations of `rank` share, because sums of gradients come into the place of

@@ -1,6 +1,5 @@
 #include "storage/flat_buffer.h"
 
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -10,8 +9,9 @@
 #include <utility>
 
 #include "base/check.h"
+#include "comm/memory.h"
 #include "comm/transport.h"
-#include "storage/device_stream.h"
+#include "device/device_stream.h"
 
 namespace zero::storage {
 namespace {
@@ -36,46 +36,6 @@ std::shared_ptr<void> map_private(std::size_t nbytes) {
 }
 
 }  // namespace
-
-at::ScalarType to_scalar_type(DType dtype) {
-  switch (dtype) {
-    case DType::kByte:
-      return at::kByte;
-    case DType::kFloat16:
-      return at::kHalf;
-    case DType::kBFloat16:
-      return at::kBFloat16;
-    case DType::kFloat32:
-      return at::kFloat;
-    case DType::kFloat64:
-      return at::kDouble;
-    case DType::kInt64:
-      return at::kLong;
-  }
-  return at::kByte;
-}
-
-DType to_dtype(at::ScalarType type) {
-  switch (type) {
-    case at::kHalf:
-      return DType::kFloat16;
-    case at::kBFloat16:
-      return DType::kBFloat16;
-    case at::kFloat:
-      return DType::kFloat32;
-    default:
-      throw ModelError(
-          fmt::format("parameters of type {} cannot be sharded; use float, bfloat16 or half", c10::toString(type)));
-  }
-}
-
-at::Tensor view_of(const void* data, DType dtype, std::int64_t numel, c10::Device device) {
-  // Named, the device is not looked up from the address, which a backend need not be able to do.
-  return at::for_blob(const_cast<void*>(data), {numel})
-      .options(at::TensorOptions().dtype(to_scalar_type(dtype)).device(device))
-      .target_device(device)
-      .make_tensor();
-}
 
 FlatBuffer::FlatBuffer(Ledger& ledger, MemoryKind kind, DType dtype, std::int64_t numel, std::int64_t charged_numel,
                        c10::Device device, std::shared_ptr<void> memory, void* data)
@@ -115,8 +75,8 @@ FlatBuffer FlatBuffer::make_private(Ledger& ledger, MemoryKind kind, DType dtype
     void* data = memory.get();
     return {ledger, kind, dtype, numel, numel, device, std::move(memory), data};
   }
-  auto tensor =
-      std::make_shared<at::Tensor>(at::zeros({numel}, at::TensorOptions().dtype(to_scalar_type(dtype)).device(device)));
+  auto tensor = std::make_shared<at::Tensor>(
+      at::zeros({numel}, at::TensorOptions().dtype(device::to_scalar_type(dtype)).device(device)));
   void* data = tensor->data_ptr();
   return {ledger, kind, dtype, numel, numel, device, std::move(tensor), data};
 }
@@ -127,7 +87,7 @@ FlatBuffer FlatBuffer::make_readable(Ledger& ledger, MemoryKind kind, DType dtyp
   const auto nbytes = static_cast<std::size_t>(numel) * element_nbytes(dtype);
   auto memory = transport.allocate(nbytes);
   void* const data = memory.get();
-  if (device.is_cpu()) memory = pin_host_memory(std::move(memory), data, nbytes, copies_by);
+  if (device.is_cpu()) memory = device::pin_host_memory(std::move(memory), data, nbytes, copies_by);
   return {ledger, kind, dtype, numel, numel, device, std::move(memory), data};
 }
 
@@ -140,7 +100,7 @@ FlatBuffer FlatBuffer::make_node_shared(Ledger& ledger, MemoryKind kind, DType d
   void* data = memory->data();
   std::shared_ptr<comm::Region> region = copies_by.is_cpu() ? memory->region() : nullptr;
   FlatBuffer buffer(ledger, kind, dtype, numel, charged_numel, c10::kCPU,
-                    pin_host_memory(std::move(memory), data, nbytes, copies_by), data);
+                    device::pin_host_memory(std::move(memory), data, nbytes, copies_by), data);
   buffer.shared_ = std::move(region);
   return buffer;
 }
@@ -161,7 +121,7 @@ FlatBuffer FlatBuffer::borrow(void* data, DType dtype, std::int64_t numel, c10::
 at::Tensor FlatBuffer::view(std::int64_t offset_numel, std::int64_t numel) const {
   ZERO_CHECK(offset_numel >= 0 && numel >= 0 && offset_numel + numel <= numel_, "[{}, +{}) of {}", offset_numel, numel,
              numel_);
-  return view_of(data_at(offset_numel), dtype_, numel, device_);
+  return device::view_of(data_at(offset_numel), dtype_, numel, device_);
 }
 
 }  // namespace zero::storage

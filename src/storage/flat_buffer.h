@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "device/tensor_view.h"
 #include "storage/ledger.h"
 #include "zero/dtype.h"
 #include "zero/group.h"
@@ -14,12 +15,6 @@ class ShardTransport;
 }  // namespace zero::comm
 
 namespace zero::storage {
-
-at::ScalarType to_scalar_type(DType dtype);
-DType to_dtype(at::ScalarType type);  ///< throws ModelError for types that ZeRO does not shard
-
-/// [numel] elements at `data`, memory of `device`, which the tensor does not own.
-at::Tensor view_of(const void* data, DType dtype, std::int64_t numel, c10::Device device);
 
 class FlatBuffer {
  public:

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "base/log.h"
+#include "device/cuda_runtime.h"
 #include "engine/bind_cores.h"
 #include "storage/cpu_allocator.h"
-#include "storage/cuda_runtime.h"
 #include "train/stop_signal.h"
 #include "zero/train.h"
 
@@ -28,7 +28,7 @@ int common_threads(const Group& group, int cores) {
 
 void set_up_process(Group group, const Config& config, const ProcessOptions& options) {
   const int cores = config.zerotorch.bind_cores_to_rank
-                        ? engine::bind_cores(group, storage::memory_node_of(options.device))
+                        ? engine::bind_cores(group, device::memory_node_of(options.device))
                         : engine::count_cores_of_rank(group);
   at::set_num_threads(common_threads(group, cores));
   storage::keep_freed_memory();

@@ -39,7 +39,7 @@ CopyingStoreOptions copying_options(const Room& room, bool resident) {
 /// Shards on a disk, in parts of one block: several to a shard, where it begins in the middle of a page.
 std::unique_ptr<ParameterStore> make_on_disk(Room& room, io::FileSystem& files) {
   CopyingStoreOptions options = copying_options(room, false);
-  options.disk = storage::DiskOptions{
+  options.disk = offload::DiskOptions{
       .files = &files, .folder = ::testing::TempDir(), .scratch = {4096, 4}, .buffers = 3, .cuts = {1024, 1024}};
   return make_copying_store(room.model, room.ledger, room.timeline, std::move(options));
 }
@@ -78,14 +78,14 @@ double value_of(int unit, std::int64_t element, int generation) {
 }
 
 at::Tensor view_of(const Room& room, void* low, std::int64_t numel) {
-  return at::from_blob(low, {numel}, storage::to_scalar_type(room.model.param_dtype));
+  return at::from_blob(low, {numel}, device::to_scalar_type(room.model.param_dtype));
 }
 
 at::Tensor values_of(const Room& room, int unit, Range range, int generation) {
   const at::Tensor values = at::empty({range.numel()}, at::kDouble);
   for (std::int64_t i = 0; i < range.numel(); ++i)
     values.mutable_data_ptr<double>()[i] = value_of(unit, range.begin + i, generation);
-  return values.to(storage::to_scalar_type(room.model.param_dtype));
+  return values.to(device::to_scalar_type(room.model.param_dtype));
 }
 
 class ParameterStores : public ::testing::TestWithParam<StoreKind> {

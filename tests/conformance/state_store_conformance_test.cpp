@@ -9,11 +9,11 @@
 #include <random>
 
 #include "comm/transport.h"
-#include "storage/disk_states.h"
-#include "storage/state_store.h"
+#include "offload/disk_states.h"
+#include "offload/state_store.h"
 #include "support/temporary_folder.h"
 
-namespace zero::storage::state_store_conformance_test {
+namespace zero::offload::state_store_conformance_test {
 namespace {
 
 using layout::Range;
@@ -76,7 +76,7 @@ class FolderStates final : public StateStore {
 
 struct Made {
   std::unique_ptr<TemporaryFolder> folder;
-  std::unique_ptr<Ledger> ledger = std::make_unique<Ledger>();
+  std::unique_ptr<storage::Ledger> ledger = std::make_unique<storage::Ledger>();
   std::unique_ptr<StateStore> store;
 };
 
@@ -100,7 +100,7 @@ const HomeKind kHomes[] = {
     {"Memory",
      [](std::vector<StateColumn> columns) {
        Made made;
-       const Home home(c10::kCPU, comm::make_host_transport(Group()));
+       const storage::Home home(c10::kCPU, comm::make_host_transport(Group()));
        made.store = make_memory_states(home, *made.ledger, std::move(columns));
        return made;
      }},
@@ -216,4 +216,4 @@ INSTANTIATE_TEST_SUITE_P(All, StateHomes, ::testing::ValuesIn(kHomes),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
-}  // namespace zero::storage::state_store_conformance_test
+}  // namespace zero::offload::state_store_conformance_test

@@ -126,7 +126,7 @@ struct Setting {
   std::string zero = {};  ///< of zero_optimization
   int accumulation = 2;
   std::int64_t bucket_numel = 1100, live_numel = 1000;
-  bool recompute = false, in_backward = false, own_stream = false;
+  bool recompute = false, in_backward = false, delayed = false, own_stream = false;
   bool writes = false;         ///< the program writes a parameter before each step
   std::string states = "cpu";  ///< where they are
   std::string own = {};        ///< keys of zerotorch
@@ -146,8 +146,10 @@ inline std::string json_of(const Setting& setting) {
       "update": "{}", "measured_prefetch": {} {}}} {}}})",
                      setting.accumulation, setting.optimizer, setting.stage, setting.bucket_numel, setting.live_numel,
                      setting.states, setting.offload, setting.zero,
-                     setting.in_backward ? "in_backward" : "after_backward", setting.measured, setting.own,
-                     setting.more);
+                     setting.in_backward ? "in_backward"
+                     : setting.delayed   ? "delayed"
+                                         : "after_backward",
+                     setting.measured, setting.own, setting.more);
 }
 
 /// Everything that training gives and that does not depend on the number of ranks, as one line: norms, weights, states.

@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "device/device_stream.h"
 #include "dist/accelerator.h"
-#include "storage/activations.h"
-#include "storage/device_stream.h"
+#include "offload/activations.h"
 #include "support/bits.h"
 #include "support/to_device.h"
 #include "zero/zero.h"
@@ -164,7 +164,7 @@ TEST(Accelerator, ActivationsComeBackInEveryOrder) {
       const auto device = device_with(static_cast<std::uint64_t>(seed));
       std::int64_t held = 0;
       {
-        const auto home = storage::activations_in_host_memory(1, [&](std::int64_t nbytes) { held += nbytes; });
+        const auto home = offload::activations_in_host_memory(1, [&](std::int64_t nbytes) { held += nbytes; });
         if (home->keep(at::ones({100})) != nullptr) throw std::logic_error("one of the CPU");
         if (!come_back(device, home)) throw std::logic_error(fmt::format("seed {}", seed));
         if (held <= 0) throw std::logic_error("nothing is held");
@@ -186,7 +186,7 @@ TEST(Accelerator, EachWaitOfActivationsInHostMemoryIsNeeded) {
       simulated::start({.seed = seed, .leave_out = [&](const simulated::Wait& wait) {
                           return Kind{wait.waiting, wait.awaited} == left_out;
                         }});
-      const bool is_well = come_back(simulated::device(), storage::activations_in_host_memory(1, {}));
+      const bool is_well = come_back(simulated::device(), offload::activations_in_host_memory(1, {}));
       simulated::finish();
       if (!is_well) throw std::logic_error("other values");
     });

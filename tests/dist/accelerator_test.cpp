@@ -112,7 +112,7 @@ std::map<std::string, Setting> settings_of_host() {
   }
   for (int stage = 1; stage <= 3; ++stage) {
     all[fmt::format("stage {}, updated late", stage)] = {
-        .stage = stage, .more = R"(, "gradient_clipping": 0.05)", .own = R"(, "update": "delayed")"};
+        .stage = stage, .more = R"(, "gradient_clipping": 0.05)", .delayed = true};
   }
   return all;
 }

@@ -10,7 +10,7 @@
 #include "doubles/faulty_files.h"
 #include "doubles/lying_files.h"
 #include "doubles/memory_files.h"
-#include "storage/activations.h"
+#include "offload/activations.h"
 #include "support/errors.h"
 #include "support/filled.h"
 #include "support/spawn.h"
@@ -28,7 +28,7 @@ std::vector<std::shared_ptr<NvmeActivations>> homes(const TemporaryFolder& folde
   memory.make_folders("/nv");
   return {activations_on_nvme({.folder = folder.file("nv"), .min_nbytes = 1}),
           activations_on_nvme({.folder = folder.file("nv"), .min_nbytes = 1, .buffers = 2, .block_nbytes = 4096}),
-          storage::activations_on_nvme({.folder = "/nv", .min_nbytes = 1, .buffers = 3}, memory)};
+          offload::activations_on_nvme({.folder = "/nv", .min_nbytes = 1, .buffers = 3}, memory)};
 }
 
 void expect_same(const Tensor& a, const Tensor& b) {
@@ -73,10 +73,10 @@ TEST(NvmeActivations, RoomIsUsedAgain) {
   memory.make_folders("/nv");
   std::int64_t counted = 0;
   {
-    const auto home = storage::activations_on_nvme({.folder = "/nv", .min_nbytes = 1}, memory,
+    const auto home = offload::activations_on_nvme({.folder = "/nv", .min_nbytes = 1}, memory,
                                                    [&](std::int64_t nbytes) { counted += nbytes; });
     io::FaultyFileSystem files(memory);
-    const auto counting = storage::activations_on_nvme({.folder = "/nv", .min_nbytes = 1}, files);
+    const auto counting = offload::activations_on_nvme({.folder = "/nv", .min_nbytes = 1}, files);
     std::uint64_t mutations = 0;
     for (int step = 0; step < 5; ++step) {
       std::vector<std::shared_ptr<ActivationHome::Kept>> kept;
@@ -171,7 +171,7 @@ TEST(ActivationHome, EveryFailureOfTheDiskIsAnError) {
   std::uint64_t mutations = 0, reads = 0;
   {
     io::FaultyFileSystem files(memory);
-    train(storage::activations_on_nvme(options, files));
+    train(offload::activations_on_nvme(options, files));
     mutations = files.count();
     reads = files.read_count();
   }
@@ -180,7 +180,7 @@ TEST(ActivationHome, EveryFailureOfTheDiskIsAnError) {
   const auto fails = [&](const auto& choose, std::string_view what) {
     io::FaultyFileSystem files(memory);
     choose(files);
-    const std::string error = error_of<IoError>([&] { train(storage::activations_on_nvme(options, files)); });
+    const std::string error = error_of<IoError>([&] { train(offload::activations_on_nvme(options, files)); });
     ASSERT_TRUE(files.happened()) << what;
     EXPECT_TRUE(mentions(error, "/nv")) << what << ": " << error;
     if (error.empty()) return;
@@ -194,7 +194,7 @@ TEST(ActivationHome, EveryFailureOfTheDiskIsAnError) {
   int lies = 0, found = 0;
   for (std::uint64_t i = 0; i < reads; ++i) {
     io::LyingFileSystem files(memory, i);
-    const std::string error = error_of<IoError>([&] { train(storage::activations_on_nvme(options, files)); });
+    const std::string error = error_of<IoError>([&] { train(offload::activations_on_nvme(options, files)); });
     lies += files.has_lied();
     found += mentions(error, "the disk gave back other bytes than were written");
   }

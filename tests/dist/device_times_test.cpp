@@ -1,5 +1,5 @@
 // How far ahead of use units are copied to a device, from the times of its own events.
-#include "zero/device_times.h"
+#include "sharding/device_times.h"
 
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "device/device_stream.h"
 #include "dist/accelerator.h"
-#include "storage/device_stream.h"
 #include "support/simulated_device.h"
 #include "zero/plan.h"
 #include "zero/zero.h"
@@ -23,13 +23,13 @@ namespace {
 void work(const c10::Device& device, int size) {
   const at::Tensor some = at::ones({size, size}, at::TensorOptions(device));
   for (int i = 0; i < 3; ++i) static_cast<void>(at::mm(some, some));
-  storage::finish_current_stream(device);
+  device::finish_current_stream(device);
 }
 
 /// What a step of four uses in backward asks for, of 100 elements each, whose copies and computations are so long.
 std::int64_t wanted_window(int copy_size, int compute_size) {
   const c10::Device device = device_with(1);
-  const c10::Stream user = storage::current_stream(device);
+  const c10::Stream user = device::current_stream(device);
   sharding::DeviceTimes times(device.type());
   EXPECT_FALSE(times.measuring());
   for (int step = 1; step < 3; ++step) EXPECT_FALSE(times.end_step().has_value());
@@ -57,7 +57,7 @@ TEST(DeviceTimes, LongCopiesBeginEarlyAndShortOnesLate) {
 
 TEST(DeviceTimes, AUseThatFailedIsNone) {
   const c10::Device device = device_with(1);
-  const c10::Stream user = storage::current_stream(device);
+  const c10::Stream user = device::current_stream(device);
   sharding::DeviceTimes times(device.type());
   for (int step = 1; step < 3; ++step) static_cast<void>(times.end_step());
   times.begin_use(1, user);

@@ -7,28 +7,32 @@ import sys
 
 ROOT = pathlib.Path(sys.argv[1])
 
-# Which room may include which (src/README.md). Public headers may be included everywhere.
+# Which room may include which, besides base. Each includes only rooms above it: arrows run one way. src/README.md has
+# the same table. Public headers may be included everywhere.
 ROOMS = {
     "base": set(),
-    "config": {"base"},
-    "layout": {"base"},
-    "setup": {"base", "config", "layout", "optim"},
-    "io": {"base"},
-    "comm": {"base"},
-    "launch": {"base", "comm"},
-    "monitor": {"base"},
-    "intercept": {"base"},
-    "storage": {"base", "layout", "io", "comm"},
-    "optim": {"base"},
-    "products": {"base", "optim"},
-    "zero": {"base", "layout", "io", "comm", "intercept", "storage", "optim"},
-    "checkpoint": {"base", "layout", "io", "comm"},
-    "train": {"base", "io", "storage", "monitor", "engine"},
-    "engine": {"base", "config", "layout", "io", "comm", "intercept", "storage", "optim", "products", "zero", "checkpoint",
-               "monitor", "setup"},
-    "plan": {"base", "config", "layout", "optim", "setup"},
-    "models": {"base", "data"},
-    "data": {"base"},
+    "config": set(),
+    "layout": set(),
+    "optim": set(),
+    "setup": {"config", "layout", "optim"},
+    "plan": {"config", "layout", "optim", "setup"},
+    "io": set(),
+    "comm": set(),
+    "launch": {"comm"},
+    "intercept": set(),
+    "device": {"comm"},
+    "storage": {"layout", "comm", "device"},
+    "offload": {"layout", "io", "comm", "device", "storage"},
+    "products": {"optim"},
+    "sharding": {"layout", "optim", "comm", "intercept", "device", "storage", "offload"},
+    "checkpoint": {"io", "comm"},
+    "monitor": set(),
+    "observe": {"io", "comm", "intercept", "storage", "sharding", "monitor"},
+    "engine": {"config", "layout", "optim", "setup", "io", "comm", "intercept", "device",
+               "storage", "offload", "sharding", "checkpoint", "observe"},
+    "train": {"io", "device", "storage", "monitor", "engine"},
+    "data": set(),
+    "models": {"data"},
 }
 NO_TORCH = {"base", "config", "layout", "io", "comm", "launch", "checkpoint", "monitor", "setup", "plan", "data"}
 MAX_LINES = 800
@@ -69,7 +73,7 @@ def check_layers():
             other = name.split("/")[0]
             if not (ROOT / "src" / name).exists():
                 problem(path, number, f"include \"{name}\" is not found from src/")
-            elif other != room and other not in ROOMS[room]:
+            elif other not in ROOMS[room] | {room, "base"}:
                 problem(path, number, f"room '{room}' may not include room '{other}'")
     for path in sources("include"):
         for number, kind, name in includes(path):
@@ -77,6 +81,24 @@ def check_layers():
                 problem(path, number, f"a public header includes the private \"{name}\"")
             if name in ("torch/torch.h", "ATen/ATen.h", "torch/all.h"):
                 problem(path, number, f"{name} costs every user seconds; include what is used")
+
+
+def check_rooms_are_in_order():
+    """Arrows run one way, and the table of src/README.md is this one."""
+    path = ROOT / "tests/policy/house_rules.py"
+    above = set()
+    for room, uses in ROOMS.items():
+        if not uses <= above:
+            problem(path, 1, f"room '{room}' uses {', '.join(sorted(uses - above))}, which stands below it")
+        above.add(room)
+    readme = ROOT / "src/README.md"
+    rows = re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \|$", readme.read_text().split("\n## ")[0], re.M)
+    if [room for room, _ in rows] != list(ROOMS):
+        problem(readme, 1, f"the rooms in their order are {', '.join(ROOMS)}")
+    for room, uses in rows:
+        listed = set() if uses == "-" else set(uses.split(", "))
+        if listed != ROOMS.get(room, set()):
+            problem(readme, 1, f"room '{room}' may use {', '.join(sorted(ROOMS.get(room, set()))) or '-'}")
 
 
 def check_programs_use_the_public_api():
@@ -111,7 +133,7 @@ def check_files_go_through_io():
 def check_walls():
     """What only one room knows."""
     walls = (
-        ("src/zero", "", r"\bis_cpu\s*\(", "the device is chosen once: ShardedModel::home and ShardedModel::passes"),
+        ("src/sharding", "", r"\bis_cpu\s*\(", "the device is chosen once: ShardedModel::home and ShardedModel::passes"),
         ("src", "optim", r"\bexp_avg", "states are named by the rule in src/optim"),
         ("src", "config", r"bf16\.enabled(?! = )", "Config::param_dtype() says what parameters are in"),
         ("src", "config", r"\.overlap_comm\b", "ZeroOptimization::overlaps_comm() knows the default"),
@@ -199,7 +221,7 @@ def check_mutants_follow_the_code():
             problem(path, 1, f"what {mutant['name']} replaces occurs {count} times in {mutant['file']}")
 
 
-for check in (check_layers, check_programs_use_the_public_api, check_library_is_quiet, check_files_go_through_io,
+for check in (check_layers, check_rooms_are_in_order, check_programs_use_the_public_api, check_library_is_quiet, check_files_go_through_io,
               check_walls, check_files, check_tests_are_registered, check_flags_are_documented, check_readme_example,
               check_one_place_for_stages, check_mutants_follow_the_code):
     check()

@@ -6,8 +6,8 @@
 #include <numeric>
 #include <vector>
 
-#include "zero/parameter_store.h"
-#include "zero/sharded_model.h"
+#include "sharding/parameter_store.h"
+#include "sharding/sharded_model.h"
 
 namespace zero::testing {
 
@@ -37,7 +37,7 @@ struct Room {
         const int p = static_cast<int>(model.parameters.size());
         sharding::Parameter parameter;
         parameter.name = unit.name + ".p" + std::to_string(p);
-        parameter.tensor = at::empty({numel}, storage::to_scalar_type(model.param_dtype));
+        parameter.tensor = at::empty({numel}, device::to_scalar_type(model.param_dtype));
         parameter.unit = static_cast<int>(u);
         parameter.range = {unit.numel, unit.numel + numel};
         parameter.strides = {1};
@@ -56,7 +56,7 @@ struct Room {
   void start() {
     for (auto& parameter : model.parameters) {
       const auto nbytes = static_cast<std::size_t>(parameter.range.numel()) * element_nbytes(model.param_dtype);
-      parameter.handle->adopt(parameter.tensor, storage::to_scalar_type(model.param_dtype), parameter.strides, nbytes,
+      parameter.handle->adopt(parameter.tensor, device::to_scalar_type(model.param_dtype), parameter.strides, nbytes,
                               model.device, store.get());
     }
     store->start();

@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "storage/device_sharing.h"
+#include "device/device_sharing.h"
 #include "support/simulated_queues.h"
 #include "zero/errors.h"
 
@@ -573,14 +573,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell(const at::Tensor& input
 std::atomic<Sharing> sharing_of_memory = Sharing::kWorks;
 
 /// Blocks are files of memory, which other processes open by the number that they have here.
-class SimSharing final : public storage::DeviceSharing {
+class SimSharing final : public device::DeviceSharing {
   struct Block {
     pid_t process = 0;
     int file = -1;
   };
 
  public:
-  std::shared_ptr<void> allocate(c10::Device, std::size_t nbytes, storage::SharedHandle& handle) override {
+  std::shared_ptr<void> allocate(c10::Device, std::size_t nbytes, device::SharedHandle& handle) override {
     const Block block{getpid(), memory_file(nbytes)};
     std::memcpy(handle.bytes.data(), &block, sizeof(block));
     return {Locked()->share(block.file, nbytes), [file = block.file](void* address) {
@@ -588,10 +588,10 @@ class SimSharing final : public storage::DeviceSharing {
               close(file);
             }};
   }
-  std::shared_ptr<void> open(c10::Device, const storage::SharedHandle& handle, std::size_t nbytes) override {
+  std::shared_ptr<void> open(c10::Device, const device::SharedHandle& handle, std::size_t nbytes) override {
     if (sharing_of_memory == Sharing::kRefusesToMap) throw IoError("simulated device: it maps nothing of others");
     if (sharing_of_memory == Sharing::kMapsOtherMemory) {
-      storage::SharedHandle mine;
+      device::SharedHandle mine;
       return allocate(device(), nbytes, mine);
     }
     Block block;
@@ -606,7 +606,7 @@ class SimSharing final : public storage::DeviceSharing {
 };
 
 void register_backend() {
-  storage::register_device_sharing(kSim, std::make_shared<SimSharing>());
+  device::register_device_sharing(kSim, std::make_shared<SimSharing>());
   c10::register_privateuse1_backend("sim");
   c10::SetAllocator(kSim, &allocator());
   c10::impl::registerDeviceGuard(kSim, new SimGuard);

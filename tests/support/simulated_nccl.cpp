@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "storage/nccl.h"
+#include "device/nccl.h"
 #include "support/simulated_queues.h"
 
 namespace zero::testing::simulated {
@@ -148,7 +148,7 @@ int group_end() {
   return 0;
 }
 
-std::shared_ptr<Communicator>& of(storage::NcclCommunicator made) {
+std::shared_ptr<Communicator>& of(device::NcclCommunicator made) {
   return *reinterpret_cast<std::shared_ptr<Communicator>*>(made);
 }
 
@@ -158,15 +158,15 @@ int add(Call call) {
   return group_end();
 }
 
-int send(const void* data, std::size_t nbytes, int type, int peer, storage::NcclCommunicator made, void* stream) {
-  if (type != storage::Nccl::kBytes || peer == of(made)->rank) return kInvalidUsage;
+int send(const void* data, std::size_t nbytes, int type, int peer, device::NcclCommunicator made, void* stream) {
+  if (type != device::Nccl::kBytes || peer == of(made)->rank) return kInvalidUsage;
   return add({of(made), stream, data, nullptr, nbytes, peer});
 }
-int recv(void* data, std::size_t nbytes, int type, int peer, storage::NcclCommunicator made, void* stream) {
-  if (type != storage::Nccl::kBytes || peer == of(made)->rank) return kInvalidUsage;
+int recv(void* data, std::size_t nbytes, int type, int peer, device::NcclCommunicator made, void* stream) {
+  if (type != device::Nccl::kBytes || peer == of(made)->rank) return kInvalidUsage;
   return add({of(made), stream, nullptr, data, nbytes, peer});
 }
-int broadcast(const void* in, void* out, std::size_t nbytes, int type, int root, storage::NcclCommunicator made,
+int broadcast(const void* in, void* out, std::size_t nbytes, int type, int root, device::NcclCommunicator made,
               void* stream) {
   const Communicator& communicator = *of(made);
   if (communicator.rank != root) return recv(out, nbytes, type, root, made, stream);
@@ -177,7 +177,7 @@ int broadcast(const void* in, void* out, std::size_t nbytes, int type, int root,
   }
   return group_end();
 }
-int all_gather(const void* in, void* out, std::size_t nbytes, int type, storage::NcclCommunicator made, void* stream) {
+int all_gather(const void* in, void* out, std::size_t nbytes, int type, device::NcclCommunicator made, void* stream) {
   group_start();
   for (int rank = 0; rank < of(made)->ranks; ++rank) {
     auto* const slice = static_cast<std::byte*>(out) + static_cast<std::size_t>(rank) * nbytes;
@@ -191,13 +191,13 @@ struct Id {
   int file = -1;
 };
 
-int get_unique_id(storage::NcclId* id) {
+int get_unique_id(device::NcclId* id) {
   const Id mine{getpid(), memory_file(sizeof(Shared))};
   std::memcpy(id->bytes.data(), &mine, sizeof(mine));
   return 0;
 }
 
-int init_rank(storage::NcclCommunicator* made, int ranks, storage::NcclId id, int rank) {
+int init_rank(device::NcclCommunicator* made, int ranks, device::NcclId id, int rank) {
   Id from;
   std::memcpy(&from, id.bytes.data(), sizeof(from));
   const std::string path = "/proc/" + std::to_string(from.process) + "/fd/" + std::to_string(from.file);
@@ -211,19 +211,19 @@ int init_rank(storage::NcclCommunicator* made, int ranks, storage::NcclId id, in
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   if (rank == 0) close(from.file);
-  *made = reinterpret_cast<storage::NcclCommunicator>(new std::shared_ptr<Communicator>(std::move(communicator)));
+  *made = reinterpret_cast<device::NcclCommunicator>(new std::shared_ptr<Communicator>(std::move(communicator)));
   return 0;
 }
 
-int destroy(storage::NcclCommunicator made) {
+int destroy(device::NcclCommunicator made) {
   delete &of(made);
   return 0;
 }
-int abort(storage::NcclCommunicator made) {
+int abort(device::NcclCommunicator made) {
   of(made)->shared->aborted = true;
   return destroy(made);
 }
-int get_async_error(storage::NcclCommunicator, int* error) {
+int get_async_error(device::NcclCommunicator, int* error) {
   *error = is_broken ? kRemoteError : 0;
   return 0;
 }
@@ -241,10 +241,9 @@ const char* get_error_string(int error) {
 }  // namespace
 
 void use_nccl(bool wanted) {
-  static const storage::Nccl functions{&get_unique_id,    &init_rank,   &destroy,   &abort, &get_async_error,
-                                       &get_error_string, &group_start, &group_end, &send,  &recv,
-                                       &broadcast,        &all_gather};
-  storage::register_nccl(kSim, wanted ? &functions : nullptr);
+  static const device::Nccl functions{&get_unique_id, &init_rank, &destroy, &abort, &get_async_error, &get_error_string,
+                                      &group_start,   &group_end, &send,    &recv,  &broadcast,       &all_gather};
+  device::register_nccl(kSim, wanted ? &functions : nullptr);
 }
 
 void break_nccl() { is_broken = true; }

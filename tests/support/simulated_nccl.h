@@ -1,5 +1,5 @@
 #pragma once
-// NCCL for the simulated device, as far as storage/nccl.h has it: between processes of one host, in the order of the
+// NCCL for the simulated device, as far as device/nccl.h has it: between processes of one host, in the order of the
 // device's streams. What is sent leaves at once, when all has run that its stream waits for, as if the device were
 // quick; what is received comes late.
 namespace zero::testing::simulated {

@@ -1,5 +1,5 @@
 // States on a disk: what a pass reads and writes, and what becomes of a disk that fails, lies or is full.
-#include "storage/disk_states.h"
+#include "offload/disk_states.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 #include "support/errors.h"
 #include "zero/errors.h"
 
-namespace zero::storage::disk_states_test {
+namespace zero::offload::disk_states_test {
 namespace {
 
 using layout::Range;
@@ -55,7 +55,7 @@ struct Disk {
     }
   }
 
-  Ledger ledger;
+  storage::Ledger ledger;
   std::unique_ptr<DiskStates> store;
 };
 
@@ -248,4 +248,4 @@ TEST(DiskStates, BytesThatTheDiskGivesBackOtherwiseAreNotUsed) {
 }
 
 }  // namespace
-}  // namespace zero::storage::disk_states_test
+}  // namespace zero::offload::disk_states_test

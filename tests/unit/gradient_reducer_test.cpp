@@ -1,5 +1,5 @@
 // GradientReducer by itself: sums of what ranks add in orders of their own, over every transport of shards.
-#include "zero/gradient_reducer.h"
+#include "sharding/gradient_reducer.h"
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ at::Tensor gradient(const Room& room, int p, int micro_batch, int rank) {
   const at::Tensor values = at::empty({parameter.range.numel()});
   for (std::int64_t i = 0; i < values.numel(); ++i)
     values.mutable_data_ptr<float>()[i] = static_cast<float>(gradient_of(p, i, micro_batch, rank));
-  return values.to(storage::to_scalar_type(room.model.param_dtype));
+  return values.to(device::to_scalar_type(room.model.param_dtype));
 }
 
 /// A rank leaves a parameter out now and then.
@@ -58,7 +58,7 @@ void expect_sums(const Room& room, const GradientReducer& reducer) {
   }
 }
 
-void train(Room& room, bool overlap, std::optional<storage::DiskOptions> disk) {
+void train(Room& room, bool overlap, std::optional<offload::DiskOptions> disk) {
   GradientReducer reducer(room.model, room.ledger, room.timeline,
                           {.bucket_numel = 1024, .overlap = overlap, .disk = std::move(disk)});
   std::vector<int> order(room.model.parameters.size());
@@ -97,7 +97,7 @@ TEST(GradientReducer, SumsWhatRanksAddInOrdersOfTheirOwnOverEveryTransport) {
                              for (const bool overlap : {true, false}) train(room, overlap, std::nullopt);
                              if (stage > 0 && !over_pipes) {
                                train(room, true,
-                                     storage::DiskOptions{.files = &io::system_files(),
+                                     offload::DiskOptions{.files = &io::system_files(),
                                                           .folder = folder.path(),
                                                           .scratch = {},
                                                           .buffers = 3,

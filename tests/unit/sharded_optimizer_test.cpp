@@ -1,5 +1,5 @@
 // ShardedOptimizer with a rule that it has never heard of: what another optimizer takes is a value.
-#include "zero/sharded_optimizer.h"
+#include "sharding/sharded_optimizer.h"
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>

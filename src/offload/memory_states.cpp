@@ -1,0 +1,101 @@
+#include <ATen/ops/from_blob.h>
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "base/check.h"
+#include "offload/state_store.h"
+
+namespace zero::offload {
+namespace {
+
+using layout::Range;
+
+class MemoryStates final : public StateStore {
+ public:
+  MemoryStates(const storage::Home& home, storage::Ledger& ledger, std::vector<StateColumn> columns)
+      : StateStore(std::move(columns)), home_(home), ledger_(ledger) {
+    ZERO_CHECK(columns_.size() <= kMostColumns, "{} columns", columns_.size());
+  }
+
+  void add_units(std::span<const StatePart> parts) override {
+    std::array<std::int64_t, kMostColumns> total{};
+    const std::size_t chunk = chunks_.size();
+    for (const StatePart& part : parts) {
+      if (part.unit >= static_cast<int>(places_.size())) places_.resize(static_cast<std::size_t>(part.unit) + 1);
+      Place& place = places_[part.unit].emplace_back(Place{chunk, part, total});
+      for (std::size_t c = 0; c < columns_.size(); ++c) {
+        if (place.has(c)) total[c] += columns_[c].nbytes(part.range.numel());
+      }
+    }
+    auto& columns = chunks_.emplace_back();
+    for (std::size_t c = 0; c < columns_.size(); ++c)
+      columns.push_back(home_.make_private(ledger_, columns_[c].kind, DType::kByte, total[c]));
+  }
+
+  void for_each(int unit, Range range, std::int64_t most_numel, Access, std::uint32_t wanted, Visit visit) override {
+    std::array<void*, kMostColumns> memory{};
+    for (const Place& place : places_.at(static_cast<std::size_t>(unit))) {
+      const Range in_place = layout::intersect(range, place.part.range);
+      for (std::int64_t begin = in_place.begin; begin < in_place.end; begin += most_numel) {
+        const Range piece{begin, std::min(in_place.end, begin + most_numel)};
+        for (std::size_t c = 0; c < columns_.size(); ++c)
+          memory[c] = (wanted >> c & 1u) != 0 ? address(c, place, piece.begin) : nullptr;
+        visit(piece, {memory.data(), columns_.size()});
+      }
+    }
+  }
+
+  void read(std::size_t column, int unit, Range range, void* out) const override {
+    if (!range.empty()) view(column, out, range).copy_(view(column, in_memory(column, unit, range), range));
+  }
+  void write(std::size_t column, int unit, Range range, const void* in) override {
+    if (!range.empty())
+      view(column, in_memory(column, unit, range), range).copy_(view(column, const_cast<void*>(in), range));
+  }
+
+  void* in_memory(std::size_t column, int unit, Range range) const override {
+    ZERO_CHECK(unit < static_cast<int>(places_.size()), "states of unit {}", unit);
+    for (const Place& place : places_[static_cast<std::size_t>(unit)]) {
+      if (layout::intersect(range, place.part.range) != range) continue;
+      ZERO_CHECK(place.has(column), "unit {} in [{}, {}) has no {}", unit, range.begin, range.end,
+                 columns_[column].name);
+      return address(column, place, range.begin);
+    }
+    ZERO_CHECK(false, "states of unit {} in [{}, {})", unit, range.begin, range.end);
+  }
+
+ private:
+  struct Place {
+    std::size_t chunk = 0;
+    StatePart part;
+    std::array<std::int64_t, kMostColumns> offset{};  ///< of part.range.begin, by column, in bytes
+
+    bool has(std::size_t column) const { return (part.columns >> column & 1u) != 0; }
+  };
+
+  void* address(std::size_t column, const Place& place, std::int64_t element) const {
+    if (!place.has(column)) return nullptr;
+    return chunks_[place.chunk][column].data_at(place.offset[column] +
+                                                columns_[column].nbytes(element - place.part.range.begin));
+  }
+
+  at::Tensor view(std::size_t column, void* data, Range range) const {
+    return at::from_blob(data, {columns_[column].nbytes(range.numel())},
+                         at::TensorOptions().dtype(at::kByte).device(home_.device()));
+  }
+
+  storage::Home home_;
+  storage::Ledger& ledger_;
+  std::vector<std::vector<storage::FlatBuffer>> chunks_;  ///< by call of add_units(), by column
+  std::vector<std::vector<Place>> places_;                ///< by unit, in the order of their elements
+};
+
+}  // namespace
+
+std::unique_ptr<StateStore> make_memory_states(const storage::Home& home, storage::Ledger& ledger,
+                                               std::vector<StateColumn> columns) {
+  return std::make_unique<MemoryStates>(home, ledger, std::move(columns));
+}
+
+}  // namespace zero::offload
