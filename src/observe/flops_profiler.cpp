@@ -138,6 +138,7 @@ FlopsProfiler::FlopsProfiler(const Config::FlopsProfiler& options, const shardin
       if (m == 0) break;
     }
   }
+  start_if_due(0);
 }
 
 int FlopsProfiler::module_named(const std::string& name) {
