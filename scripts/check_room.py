@@ -30,14 +30,8 @@ def tests():
 
 
 def is_of(room, name, sources):
-    private = {path.name for path in (ROOT / "src" / room).rglob("*.h")}
-    for source in sources:
-        if source.stem.startswith(room + "_"):
-            return True
-        for included in re.findall(rf'#include "{room}/([^"]+)"', source.read_text()):
-            if not (ROOT / "include" / room / included).exists() and pathlib.Path(included).name in private:
-                return True
-    return name.startswith(room + "_")
+    return any(path.startswith(room + "_") for path in (name, *(source.stem for source in sources))) or any(
+        f'#include "{room}/' in source.read_text() for source in sources)
 
 
 def main():

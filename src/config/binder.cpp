@@ -74,38 +74,30 @@ class Binder {
     // A dot in a name is no path: {"zero_optimization.stage": 1} must not be taken for the real thing.
     if (key == nullptr || name.find('.') != std::string::npos) return unknown(at, section, name);
     if (value.is_null() && key->nullable) return;
-    if (!key->means.empty() && at.active) {
+    if (!key->means.empty() && at.active && value.is_boolean()) {
       if (value == false) return;
-      if (value == true) return read_choice(*key, std::move(at));
+      notice(at, fmt::format("old key; write '{}': \"{}\"", key->alias_of, key->means));
+      at.current = key->alias_of;
+      return take(*find_key(key->alias_of), key->means, at, section);
     }
     if (!key->alias_of.empty() && at.active) key = follow_alias(*key, at);
-    if (value.is_null() && key->fallback == "null") return;
-    const auto [earlier, inserted] = given_.emplace(at.current, Given{at.written, line_of(at.written), {}});
-    if (!inserted) {
-      return problem(at, fmt::format("given twice: '{}' on line {} is the same setting; remove one",
-                                     earlier->second.path, earlier->second.line));
-    }
-    if (key->kind == Kind::kSection) return read_subsection(*key, value, at);
-    if (is_auto(*key, value)) return at.active && !is_off(section) ? refuse_auto(*key, at) : void();
-    Checked checked = check_value(*key, value);
-    if (!checked.ok()) return problem(at, checked.problem);
-    if (at.active) settle(*key, value, checked.value, at);
-    earlier->second.value = std::move(checked.value);
+    take(*key, value, at, section);
   }
 
-  /// A switch of earlier versions that is on: one choice of the key that has replaced it.
-  void read_choice(const Key& old, Place at) {
-    notice(at, fmt::format("old key; write '{}': \"{}\"", old.alias_of, old.means));
-    const Key* const key = find_key(old.alias_of);
-    at.current = key->path;
-    const json choice = old.means;
+  /// The value of a key under its current name.
+  void take(const Key& key, const json& value, const Place& at, const Place& section) {
+    if (value.is_null() && key.fallback == "null") return;
     const auto [earlier, inserted] = given_.emplace(at.current, Given{at.written, line_of(at.written), {}});
     if (!inserted) {
       return problem(at, fmt::format("given twice: '{}' on line {} is the same setting; remove one",
                                      earlier->second.path, earlier->second.line));
     }
-    earlier->second.value = check_value(*key, choice).value;
-    settle(*key, choice, earlier->second.value, at);
+    if (key.kind == Kind::kSection) return read_subsection(key, value, at);
+    if (is_auto(key, value)) return at.active && !is_off(section) ? refuse_auto(key, at) : void();
+    Checked checked = check_value(key, value);
+    if (!checked.ok()) return problem(at, checked.problem);
+    if (at.active) settle(key, value, checked.value, at);
+    earlier->second.value = std::move(checked.value);
   }
 
   /// Old names whose replacement has the same form are read as the replacement; the others have a row that

@@ -51,6 +51,14 @@ constexpr Exclusion kExclusions[] = {
 
 }  // namespace
 
+bool wants_host_memory(const Config& config) {
+  const auto& zero = config.zero_optimization;
+  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
+  return zero.offload_optimizer.device != Device::kNone || zero.offload_param.device != Device::kNone ||
+         zero.cpu_offload || zero.cpu_offload_param ||
+         config.zerotorch.offload_gradients.device != Config::Zerotorch::OffloadGradients::Device::kNone;
+}
+
 std::string Feature::name() const { return path.empty() ? std::string(value) : fmt::format("{} {}", path, value); }
 
 std::string Exclusion::message(const Setting& setting) const {

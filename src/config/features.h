@@ -20,6 +20,9 @@ struct Setting {
   bool program_optimizer = false;  ///< InitializeOptions::optimizer_factory
 };
 
+/// True where the configuration wants what a module on an accelerator shards in host memory.
+bool wants_host_memory(const Config& config);
+
 /// A value of a key, or a fact about the program.
 struct Feature {
   std::string_view path;   ///< of the key; empty: a fact
@@ -52,12 +55,7 @@ inline bool divides_states(const Setting& s) {
          !s.shards_on_gpu;
 }
 
-inline bool offloads_to_host(const Setting& s) {
-  const auto& zero = s.config.zero_optimization;
-  return zero.offload_optimizer.device != OffloadDevice::kNone || zero.offload_param.device != OffloadDevice::kNone ||
-         zero.cpu_offload || zero.cpu_offload_param ||
-         s.config.zerotorch.offload_gradients.device != Own::OffloadGradients::Device::kNone;
-}
+inline bool offloads_to_host(const Setting& s) { return wants_host_memory(s.config); }
 
 // What follows has the form {key, value, when it is set}.
 

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "config/update_kind.h"
-
 namespace zero {
 
 std::string_view status_name(KeyStatus status) {
@@ -18,8 +16,6 @@ std::string_view status_name(KeyStatus status) {
   }
   return "?";
 }
-
-std::string_view update_summary(Config::Zerotorch::Update update) { return config::kind_of(update).summary; }
 
 std::span<const KeyInfo> schema() {
   static const std::vector<KeyInfo> infos = [] {

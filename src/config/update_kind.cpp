@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <iterator>
 
+#include "config/exclusions.h"
+
 namespace zero::config {
 namespace {
 
@@ -98,3 +100,9 @@ Config::Zerotorch::Update update_without_gradients() {
 std::span<const Exclusion> update_exclusions() { return kExclusionsOfUpdates; }
 
 }  // namespace zero::config
+
+namespace zero {
+
+std::string_view update_summary(Config::Zerotorch::Update update) { return config::kind_of(update).summary; }
+
+}  // namespace zero

@@ -4,10 +4,11 @@
 #include <span>
 #include <string_view>
 
-#include "config/exclusions.h"
 #include "zero/config.h"
 
 namespace zero::config {
+
+struct Exclusion;
 
 struct UpdateKind {
   std::string_view name;

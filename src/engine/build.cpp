@@ -112,15 +112,11 @@ std::vector<std::int64_t> dense_strides(const at::Tensor& tensor) {
 }
 
 /// Where the module is, and what is sharded of it. *Collective.*
-ShardPlace place_model(Engine::Impl& impl, std::optional<c10::Device> device) {
+ShardPlace place_model(Engine::Impl& impl) {
   auto& model = impl.model;
-  model.module_device = module_device_of(impl.inventory, device);
   // Work for a device other than the current one costs memory on both.
   if (!model.module_device.is_cpu())
     c10::impl::VirtualGuardImpl(model.module_device.type()).setDevice(model.module_device);
-  config::refuse_excluded({.config = impl.config,
-                           .module_on_gpu = !model.module_device.is_cpu(),
-                           .model_parallel = impl.groups.model_parallel.has_value()});
   const ShardPlace place = choose_shard_place(model.module_device, impl.config, impl.group);
   model.device = place.device;
   if (model.module_is_elsewhere()) {
@@ -688,7 +684,9 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
   impl->view.parameters.clear();
   impl->view.buffers.clear();
   place_parts(options, impl->groups, impl->inventory);
+  impl->model.module_device = module_device_of(impl->inventory, options.device);
   config::refuse_excluded({.config = impl->config,
+                           .module_on_gpu = !impl->model.module_device.is_cpu(),
                            .model_parallel = impl->groups.model_parallel.has_value(),
                            .program_optimizer = static_cast<bool>(options.optimizer_factory)});
   if (options.schedule && impl->config.scheduler.type != Config::Scheduler::Type::kNone)
@@ -697,7 +695,7 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
   impl->zero_grad_keeps_window = options.zero_grad_keeps_window;
   OptimizerSetup setup = set_up_optimizer(impl->config, options, impl->inventory);
   const std::string description = impl->evaluation_only ? "for evaluation only" : setup.description;
-  const ShardPlace place = place_model(*impl, options.device);
+  const ShardPlace place = place_model(*impl);
   const setup::LaidOut laid = make_model(*impl, place);
   check_buffers(impl->inventory);
   check_memory(impl->inventory);

@@ -10,12 +10,12 @@
 #include <string_view>
 
 #include "comm/gather_values.h"
+#include "config/features.h"
 #include "device/cuda_runtime.h"
 #include "device/device_reach.h"
 #include "device/device_transport.h"
 #include "device/nccl.h"
 #include "device/nccl_transport.h"
-#include "setup/laid_out.h"
 #include "zero/errors.h"
 
 namespace zero::engine {
@@ -57,7 +57,7 @@ ShardPlace choose_alone(c10::Device module_device, const Config& config, const G
           fmt::format("zerotorch.device_transport: '{}' {}", wanted == Transport::kNccl ? "nccl" : "shared", problem));
     }
   }
-  if (module_device.is_cpu() || setup::wants_host_memory(config)) return {};
+  if (module_device.is_cpu() || config::wants_host_memory(config)) return {};
   if (group.size() == 1) return {.device = module_device};
   if (device::can_share_device_memory(group, module_device) && wanted != Transport::kNccl)
     return {.device = module_device, .moved_by = MovedBy::kSharedMemory};

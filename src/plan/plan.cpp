@@ -5,6 +5,7 @@
 #include <span>
 #include <utility>
 
+#include "config/features.h"
 #include "layout/module_tree.h"
 #include "plan/disk_use.h"
 #include "plan/engine_memory.h"
@@ -131,7 +132,7 @@ LaidOut lay_out(const ModelShape& model, const Config& config, int world_size, i
   }
   const int hosts = (world_size + ranks_per_node - 1) / ranks_per_node;
   const bool by_nccl = setup::wants_nccl(config, hosts);
-  const bool on_gpu = gpus && !setup::wants_host_memory(config) && (hosts == 1 || by_nccl);
+  const bool on_gpu = gpus && !config::wants_host_memory(config) && (hosts == 1 || by_nccl);
   return setup::lay_out(
       infos, layout::module_tree(names), config,
       {.count = world_size, .hosts = hosts, .on_cpu = !on_gpu, .module_on_cpu = !gpus, .reads_in_place = !by_nccl});

@@ -326,7 +326,7 @@ bool is_excluded(const Candidate& candidate) {
   const int ranks_per_node = ranks_per_node_of(cluster);
   return !config::violations({.config = candidate.config,
                               .module_on_gpu = cluster.gpus,
-                              .shards_on_gpu = cluster.gpus && !setup::wants_host_memory(candidate.config),
+                              .shards_on_gpu = cluster.gpus && !config::wants_host_memory(candidate.config),
                               .hosts = (cluster.ranks + ranks_per_node - 1) / ranks_per_node})
               .empty();
 }

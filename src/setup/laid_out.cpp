@@ -196,14 +196,6 @@ std::int64_t LaidOut::largest_unit() const {
   return largest;
 }
 
-bool wants_host_memory(const Config& config) {
-  const auto& zero = config.zero_optimization;
-  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
-  return zero.offload_optimizer.device != Device::kNone || zero.offload_param.device != Device::kNone ||
-         zero.cpu_offload || zero.cpu_offload_param ||
-         config.zerotorch.offload_gradients.device != Config::Zerotorch::OffloadGradients::Device::kNone;
-}
-
 bool wants_nccl(const Config& config, int hosts) {
   using Transport = Config::Zerotorch::DeviceTransport;
   const Transport wanted = config.zerotorch.device_transport;

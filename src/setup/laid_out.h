@@ -24,8 +24,6 @@ struct Ranks {
   bool reads_in_place = true;  ///< the memory of the others' devices
 };
 
-/// True where the configuration wants what a module on an accelerator shards in host memory.
-bool wants_host_memory(const Config& config);
 /// True where NCCL is what moves shards between GPUs: between hosts, if there is an NCCL and the configuration does not
 /// name another way, and where it names NCCL.
 bool wants_nccl(const Config& config, int hosts);
