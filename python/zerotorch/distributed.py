@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import datetime
 import faulthandler
+import glob
 import os
 import signal
 import socket
@@ -27,6 +28,11 @@ _leaver: _Leaver | None = None
 
 #: Groups that wait for ranks that never come are left as they are after this.
 _TIME_TO_LEAVE_S = 5.0
+
+#: What ProcessGroupGloo calls its threads, and how long one sleeps that is idle. It waits in a condition variable; one
+#: that waits for the GIL would have had it by then.
+_WORKER = "pt_gloo_runloop"
+_IDLE_S = 0.005
 
 #: What launchers call a rank's place, by the names that torch.distributed reads.
 _LAUNCHERS = {
@@ -227,11 +233,33 @@ def _init_torch(
     dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=size, **extra)
 
 
+def _workers() -> list[list[str]]:
+    """Of each thread in which torch.distributed runs collectives: its state and how often it was switched."""
+    found = []
+    for status in glob.glob("/proc/self/task/*/status"):
+        with contextlib.suppress(OSError), open(status) as file:  # a thread may end meanwhile
+            lines = file.read().splitlines()
+            if lines[0].split()[-1] == _WORKER:
+                found.append([line for line in lines if line.startswith(("Pid:", "State:")) or "ctxt_switches" in line])
+    return sorted(found)
+
+
+def _wait_until_workers_are_idle(deadline: float) -> None:
+    """A worker that sleeps, and has not woken while the GIL was free for it, has nothing left to release."""
+    seen = _workers()
+    while seen and time.monotonic() < deadline:
+        time.sleep(_IDLE_S)
+        before, seen = seen, _workers()
+        if before == seen and all("sleeping" in "".join(worker) for worker in seen):
+            return
+
+
 class _Leaver:
     """Ends torch.distributed's groups while the interpreter is whole.
 
-    Their threads let go of a collective's tensors a moment after it is done. One that does so when the interpreter ends
-    is ended in the middle of C++ code, and the process with it (SIGABRT, after a training that went well).
+    Their threads release a collective's tensors a moment after it is done, which takes the GIL. A thread that asks for
+    the GIL while the interpreter ends is ended inside C++ code, and the process with it (SIGABRT, after a training that
+    went well). A group that something still refers to keeps its threads, so leave() waits until they are idle.
     """
 
     def __init__(self) -> None:
@@ -244,9 +272,13 @@ class _Leaver:
     def leave(self) -> None:
         failed = getattr(sys, "last_value", None) is not None
         # Collectives that a failed rank has begun may never end, and a forked child has no part in them.
-        if not failed and os.getpid() == self._process and dist.is_initialized():
+        if failed or os.getpid() != self._process:
+            return
+        deadline = time.monotonic() + _TIME_TO_LEAVE_S
+        if dist.is_initialized():
             self._asked.set()
             self._done.wait(_TIME_TO_LEAVE_S)
+        _wait_until_workers_are_idle(deadline)
 
     def _run(self) -> None:
         self._asked.wait()

@@ -206,6 +206,28 @@ def test_groups_end_before_the_interpreter() -> None:
         assert program(code) == "trained"
 
 
+def test_a_group_that_the_program_keeps_is_idle_when_the_interpreter_ends() -> None:
+    """Its threads outlive destroy_process_group, which only ends groups that nothing refers to."""
+    code = """
+        import time, torch, torch.distributed as dist, zerotorch
+
+        class Slow(torch.Tensor):
+            def __del__(self):
+                end = time.monotonic() + 0.5
+                while time.monotonic() < end:
+                    pass
+
+        zerotorch.init_distributed()
+        kept = [dist.group.WORLD, dist.group.WORLD._get_backend(torch.device("cpu"))]
+        tensor = torch.ones(4).as_subclass(Slow)
+        work = dist.all_reduce(tensor, async_op=True)
+        del tensor, work
+        time.sleep(0.1)
+        print("trained")
+    """
+    assert program(code) == "trained"
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_failed_rank_leaves_its_groups_as_they_are(fails: bool) -> None:
     """What it has begun with others may never end."""
