@@ -1,5 +1,5 @@
 #pragma once
-// DeviceUpdates: updates on the module's accelerator of shards that are in host memory (offload/twin_states.h): sums of
+// DeviceUpdates: updates on the module's accelerator of shards that are in host memory (offload/split_store.h): sums of
 // gradients and low-precision values are copied there, and the new values back, in a stream beside the host's own
 // updates.
 #include <c10/util/FunctionRef.h>

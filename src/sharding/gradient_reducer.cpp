@@ -82,12 +82,13 @@ GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, T
 }
 
 std::unique_ptr<GradientSums> GradientReducer::make_sums() {
-  if (options_.disk) return make_sums_on_disk(model_, ledger_, held_ranges(), *options_.disk, options_.bucket_numel);
   // A device's gradients come into memory that it can copy to beside the host.
-  return make_sums_in_memory(
+  return sharding::make_sums(
       model_, ledger_, held_ranges(),
       {.dtype = options_.sums_are_gradients ? model_.gradient_dtype : model_.sum_dtype,
-       .copied_by_device = options_.copied_by_device || (from_device_ && options_.sums_are_gradients)});
+       .copied_by_device = options_.copied_by_device || (from_device_ && options_.sums_are_gradients),
+       .disk = options_.disk,
+       .bucket_numel = options_.bucket_numel});
 }
 
 storage::FlatBuffer GradientReducer::make_buffer(std::int64_t numel) {

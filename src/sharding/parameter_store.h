@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "offload/disk_states.h"
+#include "offload/disk_store.h"
 #include "sharding/parameter_writes.h"
 #include "sharding/sharded_model.h"
 #include "sharding/timeline.h"
@@ -31,7 +31,7 @@ class ParameterStore : public intercept::UseObserver {
   virtual Range writable_range(int unit) const = 0;
   /// Calls `lease(piece, low)` for pieces of `range`, which lies in writable_range(unit): `low` points to the piece's
   /// values, readable during the call, and writable with Access::kUpdate. Allocates nothing. Local. Throws IoError.
-  using Access = offload::StateStore::Access;
+  using Access = offload::ShardStore::Access;
   using Lease = c10::function_ref<void(Range piece, void* low)>;
   virtual void visit(int unit, Range range, Access access, Lease lease) = 0;
   /// Pointer to the values of `range` (as above), for copying or filling; null unless they are always in memory. Valid

@@ -22,7 +22,7 @@
 
 namespace zero::sharding {
 
-using Access = offload::StateStore::Access;
+using Access = offload::ShardStore::Access;
 using optim::format_of;
 using optim::StateFormat;
 
@@ -76,11 +76,11 @@ ShardedOptimizer::ShardedOptimizer(ShardedModel& model, ParameterStore& store, s
 }
 
 void ShardedOptimizer::make_states() {
-  std::vector<offload::StateColumn> columns = this->columns();
+  std::vector<offload::StoreColumn> columns = this->columns();
   if (std::ranges::find(options_.states_on_device, true) != options_.states_on_device.end()) {
     ZERO_CHECK(!options_.disk && !options_.updates_late && options_.bucket_numel == 0 && !has_two_passes(),
                "states on a device beside what goes without");
-    auto twins = offload::make_twin_states(model_.home, model_.module_device, ledger_, std::move(columns),
+    auto twins = offload::make_split_store(model_.home, model_.module_device, ledger_, std::move(columns),
                                            options_.states_on_device);
     twins_ = twins.get();
     states_ = std::move(twins);
@@ -89,7 +89,7 @@ void ShardedOptimizer::make_states() {
   }
   // What nobody keeps needs no file.
   if (!options_.disk || columns.empty()) {
-    states_ = offload::make_memory_states(model_.home, ledger_, std::move(columns));
+    states_ = offload::make_memory_store(model_.home, ledger_, std::move(columns));
     return;
   }
   std::vector<layout::ColumnShape> shapes;
@@ -99,14 +99,9 @@ void ShardedOptimizer::make_states() {
   for (std::size_t u = 0; u < model_.units.size(); ++u)
     largest = std::max(largest, update_range(static_cast<int>(u)).numel());
   options.cuts = layout::slot_cuts(shapes, options_.sub_group_numel, largest);
-  auto states = offload::make_disk_states(options, ledger_, std::move(columns));
+  auto states = offload::make_disk_store(options, ledger_, std::move(columns));
   disk_ = states.get();
   states_ = std::move(states);
-}
-
-std::optional<offload::DiskTraffic> ShardedOptimizer::disk_traffic() const {
-  if (!disk_) return std::nullopt;
-  return disk_->traffic();
 }
 
 template <class Do>
@@ -197,8 +192,8 @@ bool ShardedOptimizer::has_state(std::size_t state, int parameter) const {
   return rule && std::ranges::find(rule->states, kept_[state].name, &optim::StateColumn::name) != rule->states.end();
 }
 
-std::vector<offload::StateColumn> ShardedOptimizer::columns() const {
-  std::vector<offload::StateColumn> columns;
+std::vector<offload::StoreColumn> ShardedOptimizer::columns() const {
+  std::vector<offload::StoreColumn> columns;
   if (masters_ == Masters::kOwn)
     columns.push_back({"master", nbytes_of(options_.master_dtype), 1, MemoryKind::kMaster});
   if (masters_ == Masters::kRemainders) columns.push_back({"remainder", 2, 1, MemoryKind::kMaster});
@@ -217,7 +212,7 @@ void ShardedOptimizer::add_states(std::span<const int> units) {
       columns |= has_state(state, parameter) ? 1u << column_of(state) : 0;
     return columns;
   };
-  std::vector<offload::StatePart> parts;
+  std::vector<offload::StorePart> parts;
   for (const int u : units) {
     std::vector<layout::ParameterColumns> parameters;
     for (const int p : model_.units[u].parameters)

@@ -1,6 +1,6 @@
 #pragma once
 // ShardedOptimizer: master weights and optimizer states (optim/rule.h) of the ranges that this rank updates, and their
-// fused update. The StateStore decides where they live.
+// fused update. A ShardStore decides where they live.
 //
 // Master weights are fp32 or have the parameters' 16-bit dtype. They are kept in one of three ways, with the same bits
 // in each:
@@ -14,9 +14,9 @@
 #include <string_view>
 #include <vector>
 
-#include "offload/disk_states.h"
-#include "offload/state_store.h"
-#include "offload/twin_states.h"
+#include "offload/disk_store.h"
+#include "offload/shard_store.h"
+#include "offload/split_store.h"
 #include "optim/rule.h"
 #include "optim/whole_steps.h"
 #include "sharding/device_updates.h"
@@ -148,9 +148,9 @@ class ShardedOptimizer {
   /// Moved to this rank so far to bring tensors together.
   std::int64_t whole_received_numel() const { return whole_ ? whole_->received_numel() : 0; }
   /// Traffic between memory and disk so far; nullopt without a disk.
-  std::optional<offload::DiskTraffic> disk_traffic() const;
+  std::optional<offload::DiskTraffic> disk_traffic() const { return states_->disk_traffic(); }
   /// Describes the disk, for the log; empty without one.
-  std::string disk_description() const { return disk_ ? disk_->description("optimizer states") : std::string(); }
+  std::string disk_description() const { return states_->disk_description("optimizer states"); }
 
   const std::vector<OptimizerGroup>& groups() const { return options_.groups; }
   int group_of(int parameter) const { return options_.group_of_parameter[parameter]; }
@@ -169,7 +169,7 @@ class ShardedOptimizer {
   static constexpr std::size_t kMaster = 0;  ///< the master's column, unless the parameters are the masters
 
   Masters choose_masters() const;
-  std::vector<offload::StateColumn> columns() const;
+  std::vector<offload::StoreColumn> columns() const;
   void make_states();
   /// Mask of the master's column, if it has one.
   std::uint32_t master_column() const { return masters_ == Masters::kParameters ? 0 : 1u << kMaster; }
@@ -188,14 +188,14 @@ class ShardedOptimizer {
   /// Calls `visit(piece, low, columns)` for pieces of `range`, each at most a sub-group. `low`: the low-precision
   /// values, null if this rank does not write them; `wanted`: the columns to visit. Allocates nothing.
   template <class Visit>
-  void for_each_piece(int unit, Range range, offload::StateStore::Access access, std::uint32_t wanted,
+  void for_each_piece(int unit, Range range, offload::ShardStore::Access access, std::uint32_t wanted,
                       Visit visit) const;
   /// The same with another access to the low-precision values.
   template <class Visit>
-  void for_each_piece(int unit, Range range, offload::StateStore::Access access, offload::StateStore::Access low_access,
+  void for_each_piece(int unit, Range range, offload::ShardStore::Access access, offload::ShardStore::Access low_access,
                       std::uint32_t wanted, Visit visit) const;
   /// ParameterStore::visit, or in an update that has begun: what it makes of these values.
-  void visit_low(int unit, Range range, offload::StateStore::Access access, ParameterStore::Lease lease) const;
+  void visit_low(int unit, Range range, offload::ShardStore::Access access, ParameterStore::Lease lease) const;
   /// Notes what the update that begins goes by: rates and scale, and which parameters of a unit it changes.
   void note_rates(const std::vector<double>& lr, double gradient_scale);
   void note_unit(int unit);
@@ -223,9 +223,9 @@ class ShardedOptimizer {
   Masters masters_ = Masters::kOwn;
   std::vector<optim::StateColumn> kept_;
   storage::Ledger& ledger_;
-  std::unique_ptr<offload::StateStore> states_;
-  offload::DiskStates* disk_ = nullptr;                          ///< states_, if they are on disk
-  offload::TwinStates* twins_ = nullptr;                         ///< states_, if some are on the device
+  std::unique_ptr<offload::ShardStore> states_;
+  offload::DiskStore* disk_ = nullptr;                           ///< states_, if they are on disk
+  offload::SplitStore* twins_ = nullptr;                         ///< states_, if some are on the device
   std::unique_ptr<DeviceUpdates> on_device_;                     ///< then
   std::unique_ptr<WholeTensors> whole_;                          ///< only if a rule has two passes
   std::vector<std::vector<storage::FlatBuffer>> tensor_states_;  ///< by parameter; only those this rank owns

@@ -4,7 +4,7 @@
 //
 //   begin             in the backward of the last micro-batch, with the rates and the scale of its step
 //   gradients_ready   a unit that is complete is updated in a thread, into second places: of states on the disk
-//                     (offload/disk_states.h), of this rank's parameters in memory
+//                     (offload/disk_store.h), of this rank's parameters in memory
 //   end_accumulation  if the step is taken with those rates and that scale, what is missing is updated, and the second
 //                     places are the first from here on; else everything is updated
 //   drop              instead: the second places are forgotten

@@ -4,24 +4,24 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "offload/state_store.h"
+#include "offload/shard_store.h"
 
 namespace zero::offload {
 namespace {
 
 using layout::Range;
 
-class MemoryStates final : public StateStore {
+class MemoryStore final : public ShardStore {
  public:
-  MemoryStates(const storage::Home& home, storage::Ledger& ledger, std::vector<StateColumn> columns)
-      : StateStore(std::move(columns)), home_(home), ledger_(ledger) {
+  MemoryStore(const storage::Home& home, storage::Ledger& ledger, std::vector<StoreColumn> columns, Reach reach)
+      : ShardStore(std::move(columns)), home_(home), ledger_(ledger), reach_(reach) {
     ZERO_CHECK(columns_.size() <= kMostColumns, "{} columns", columns_.size());
   }
 
-  void add_units(std::span<const StatePart> parts) override {
+  void add_units(std::span<const StorePart> parts) override {
     std::array<std::int64_t, kMostColumns> total{};
     const std::size_t chunk = chunks_.size();
-    for (const StatePart& part : parts) {
+    for (const StorePart& part : parts) {
       if (part.unit >= static_cast<int>(places_.size())) places_.resize(static_cast<std::size_t>(part.unit) + 1);
       Place& place = places_[part.unit].emplace_back(Place{chunk, part, total});
       for (std::size_t c = 0; c < columns_.size(); ++c) {
@@ -29,8 +29,7 @@ class MemoryStates final : public StateStore {
       }
     }
     auto& columns = chunks_.emplace_back();
-    for (std::size_t c = 0; c < columns_.size(); ++c)
-      columns.push_back(home_.make_private(ledger_, columns_[c].kind, DType::kByte, total[c]));
+    for (std::size_t c = 0; c < columns_.size(); ++c) columns.push_back(make(columns_[c].kind, total[c]));
   }
 
   void for_each(int unit, Range range, std::int64_t most_numel, Access, std::uint32_t wanted, Visit visit) override {
@@ -65,14 +64,27 @@ class MemoryStates final : public StateStore {
     ZERO_CHECK(false, "states of unit {} in [{}, {})", unit, range.begin, range.end);
   }
 
+  void clear() override {
+    for (auto& columns : chunks_) {
+      for (storage::FlatBuffer& column : columns) {
+        if (!column.empty()) column.view(0, column.numel()).zero_();
+      }
+    }
+  }
+
  private:
   struct Place {
     std::size_t chunk = 0;
-    StatePart part;
+    StorePart part;
     std::array<std::int64_t, kMostColumns> offset{};  ///< of part.range.begin, by column, in bytes
 
     bool has(std::size_t column) const { return (part.columns >> column & 1u) != 0; }
   };
+
+  storage::FlatBuffer make(MemoryKind kind, std::int64_t nbytes) const {
+    return reach_ == Reach::kReadable ? home_.make_readable(ledger_, kind, DType::kByte, nbytes)
+                                      : home_.make_private(ledger_, kind, DType::kByte, nbytes);
+  }
 
   void* address(std::size_t column, const Place& place, std::int64_t element) const {
     if (!place.has(column)) return nullptr;
@@ -87,15 +99,16 @@ class MemoryStates final : public StateStore {
 
   storage::Home home_;
   storage::Ledger& ledger_;
+  const Reach reach_;
   std::vector<std::vector<storage::FlatBuffer>> chunks_;  ///< by call of add_units(), by column
   std::vector<std::vector<Place>> places_;                ///< by unit, in the order of their elements
 };
 
 }  // namespace
 
-std::unique_ptr<StateStore> make_memory_states(const storage::Home& home, storage::Ledger& ledger,
-                                               std::vector<StateColumn> columns) {
-  return std::make_unique<MemoryStates>(home, ledger, std::move(columns));
+std::unique_ptr<ShardStore> make_memory_store(const storage::Home& home, storage::Ledger& ledger,
+                                              std::vector<StoreColumn> columns, Reach reach) {
+  return std::make_unique<MemoryStore>(home, ledger, std::move(columns), reach);
 }
 
 }  // namespace zero::offload

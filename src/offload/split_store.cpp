@@ -1,4 +1,4 @@
-#include "offload/twin_states.h"
+#include "offload/split_store.h"
 
 #include <ATen/core/grad_mode.h>
 
@@ -13,21 +13,21 @@ namespace {
 
 using layout::Range;
 
-class TwinStatesInMemory final : public TwinStates {
+class SplitStoreInMemory final : public SplitStore {
  public:
-  TwinStatesInMemory(const storage::Home& home, c10::Device device, storage::Ledger& ledger,
-                     std::vector<StateColumn> columns, std::vector<bool> on_device)
-      : TwinStates(columns),
+  SplitStoreInMemory(const storage::Home& home, c10::Device device, storage::Ledger& ledger,
+                     std::vector<StoreColumn> columns, std::vector<bool> on_device)
+      : SplitStore(columns),
         device_(device),
         on_device_(std::move(on_device)),
-        here_(make_memory_states(home, ledger, columns)),
-        there_(make_memory_states(storage::Home(device, nullptr), ledger, columns)) {}
+        here_(make_memory_store(home, ledger, columns)),
+        there_(make_memory_store(storage::Home(device, nullptr), ledger, columns)) {}
 
-  StateStore& there() override { return *there_; }
+  ShardStore& there() override { return *there_; }
 
-  void add_units(std::span<const StatePart> parts) override {
-    std::vector<StatePart> here, there;
-    for (const StatePart& part : parts) (is_there(part.unit) ? there : here).push_back(part);
+  void add_units(std::span<const StorePart> parts) override {
+    std::vector<StorePart> here, there;
+    for (const StorePart& part : parts) (is_there(part.unit) ? there : here).push_back(part);
     here_->add_units(here);
     there_->add_units(there);
     device::finish_current_stream(device_);  // the updates' stream, too, finds zeros
@@ -56,6 +56,11 @@ class TwinStatesInMemory final : public TwinStates {
   }
   void* in_memory(std::size_t column, int unit, Range range) const override {
     return is_there(unit) ? nullptr : here_->in_memory(column, unit, range);
+  }
+  void clear() override {
+    here_->clear();
+    there_->clear();
+    device::finish_current_stream(device_);
   }
 
  private:
@@ -89,15 +94,15 @@ class TwinStatesInMemory final : public TwinStates {
 
   const c10::Device device_;
   const std::vector<bool> on_device_;  ///< by unit
-  std::unique_ptr<StateStore> here_, there_;
+  std::unique_ptr<ShardStore> here_, there_;
   std::array<std::vector<std::byte>, kMostColumns> copies_;  ///< of a piece's columns
 };
 
 }  // namespace
 
-std::unique_ptr<TwinStates> make_twin_states(const storage::Home& home, c10::Device device, storage::Ledger& ledger,
-                                             std::vector<StateColumn> columns, std::vector<bool> on_device) {
-  return std::make_unique<TwinStatesInMemory>(home, device, ledger, std::move(columns), std::move(on_device));
+std::unique_ptr<SplitStore> make_split_store(const storage::Home& home, c10::Device device, storage::Ledger& ledger,
+                                             std::vector<StoreColumn> columns, std::vector<bool> on_device) {
+  return std::make_unique<SplitStoreInMemory>(home, device, ledger, std::move(columns), std::move(on_device));
 }
 
 }  // namespace zero::offload

@@ -4,42 +4,38 @@
 
 #include "comm/transport.h"
 #include "sharding/buffer_pool.h"
-#include "sharding/shard_home.h"
+#include "sharding/unit_gatherer.h"
 
 namespace zero::sharding {
 namespace {
 
 using storage::FlatBuffer;
 
-class MemoryShards final : public ShardHome {
+class WindowGatherer final : public UnitGatherer {
  public:
-  MemoryShards(ShardedModel& model, storage::Ledger& ledger, const std::vector<bool>& resident)
+  WindowGatherer(ShardedModel& model, storage::Ledger& ledger, const std::vector<bool>& resident)
       : model_(model), places_(model.units.size()), pool_(ledger, MemoryKind::kGather, [this, &ledger](auto numel) {
           return model_.home.make_private(ledger, MemoryKind::kGather, model_.param_dtype, numel);
         }) {
-    std::int64_t numel = 0;
+    const auto element = static_cast<std::int64_t>(element_nbytes(model.param_dtype));
+    shards_ = offload::make_memory_store(model.home, ledger, {{"parameters", element, 1, MemoryKind::kParameters}},
+                                         offload::Reach::kReadable);
+    std::vector<offload::StorePart> parts;
     for (std::size_t u = 0; u < places_.size(); ++u) {
-      if (resident[u]) continue;
-      places_[u].offset = numel;
-      numel += model.units[u].shard(model.rank()).numel();
+      if (!resident[u]) parts.push_back({static_cast<int>(u), model.units[u].shard(model.rank())});
     }
-    shards_ = model_.home.make_readable(ledger, MemoryKind::kParameters, model_.param_dtype, numel);
+    shards_->add_units(parts);
     open_window(resident);
   }
 
-  ~MemoryShards() override {
+  ~WindowGatherer() override {
     // Gathers under way write into the pool's memory.
     for (auto& place : places_) {
       if (place.buffer) wait_or_fail(place.work, *place.buffer, process_);
     }
   }
 
-  void visit(int unit, Range range, Access, c10::function_ref<void(Range, void*)> lease) override {
-    lease(range, in_memory(unit, range));
-  }
-  void* in_memory(int unit, Range range) override {
-    return shards_.data_at(places_[unit].offset + range.begin - model_.units[unit].shard(model_.rank()).begin);
-  }
+  offload::ShardStore& shards() override { return *shards_; }
 
   void* gather(int unit, std::string_view for_what) override {
     FlatBuffer* const buffer = pool_.take(model_.units[unit].numel);
@@ -62,10 +58,13 @@ class MemoryShards final : public ShardHome {
   void publish(bool) override { window_->publish(); }
   void publish_gathered() override { window_->publish(); }
   bool one_sided() const override { return window_->one_sided(); }
+  Moved moved(int unit) const override {
+    const std::int64_t own = model_.units[unit].shard(model_.rank()).numel();
+    return {model_.units[unit].numel - own, own};
+  }
 
  private:
   struct Place {
-    std::int64_t offset = 0;       ///< of the shard in shards_
     FlatBuffer* buffer = nullptr;  ///< while gathering or gathered
     Work work;
   };
@@ -76,10 +75,10 @@ class MemoryShards final : public ShardHome {
     std::vector<const void*> mine;
     for (std::size_t u = 0; u < places_.size(); ++u) {
       const Unit& unit = model_.units[u];
-      const auto counts = layout::shard_counts(unit.cuts, resident[u] ? Range{} : unit.whole());
-      parcels.push_back({"parameters of " + unit.name, counts});
-      const bool has = counts[static_cast<std::size_t>(model_.rank())] > 0;
-      mine.push_back(has ? shards_.data_at(places_[u].offset) : nullptr);
+      const Range shard = resident[u] ? Range{} : unit.shard(model_.rank());
+      parcels.push_back(
+          {"parameters of " + unit.name, layout::shard_counts(unit.cuts, resident[u] ? Range{} : unit.whole())});
+      mine.push_back(shard.empty() ? nullptr : shards_->in_memory(0, static_cast<int>(u), shard));
     }
     window_ =
         model_.transport->make_shard_window("parameters", std::move(parcels), model_.param_dtype, std::move(mine));
@@ -88,16 +87,16 @@ class MemoryShards final : public ShardHome {
   ShardedModel& model_;
   const int process_ = ::getpid();
   std::vector<Place> places_;  ///< by unit
-  FlatBuffer shards_;
+  std::unique_ptr<offload::ShardStore> shards_;
   std::shared_ptr<comm::ShardWindow> window_;
   BufferPool pool_;
 };
 
 }  // namespace
 
-std::unique_ptr<ShardHome> make_memory_shards(ShardedModel& model, storage::Ledger& ledger,
-                                              const std::vector<bool>& resident) {
-  return std::make_unique<MemoryShards>(model, ledger, resident);
+std::unique_ptr<UnitGatherer> make_window_gatherer(ShardedModel& model, storage::Ledger& ledger,
+                                                   const std::vector<bool>& resident) {
+  return std::make_unique<WindowGatherer>(model, ledger, resident);
 }
 
 }  // namespace zero::sharding

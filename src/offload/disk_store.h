@@ -1,5 +1,5 @@
 #pragma once
-// States on a disk: a StateStore whose columns are in one scratch file of this process, and in memory only for the
+// A ShardStore on a disk: its columns are in one scratch file of this process, and in memory only for the
 // slots that a pass is at (layout/state_slots.h).
 //
 // A pass over them is a pipeline: while a slot is visited, the ones that came after it in the pass before are read and
@@ -13,7 +13,7 @@
 
 #include "io/file_system.h"
 #include "layout/state_slots.h"
-#include "offload/state_store.h"
+#include "offload/shard_store.h"
 
 namespace zero::offload {
 
@@ -27,17 +27,6 @@ struct DiskOptions {
   layout::SlotCuts cuts;
 };
 
-/// What has moved between memory and the disk since the store was made.
-struct DiskTraffic {
-  std::int64_t read_nbytes = 0, written_nbytes = 0;
-  double waited_seconds = 0;  ///< in which a pass could not go on
-
-  DiskTraffic operator+(const DiskTraffic& other) const {
-    return {read_nbytes + other.read_nbytes, written_nbytes + other.written_nbytes,
-            waited_seconds + other.waited_seconds};
-  }
-};
-
 /// Elements that lie together in the file, from `offset` on: the columns one after the other.
 struct DiskSlot {
   int unit = 0;
@@ -45,11 +34,9 @@ struct DiskSlot {
   std::int64_t offset = 0;
 };
 
-class DiskStates : public StateStore {
+class DiskStore : public ShardStore {
  public:
-  using StateStore::StateStore;
-  /// From any thread.
-  virtual DiskTraffic traffic() const = 0;
+  using ShardStore::ShardStore;
   /// In the order in which add_units() made them, a unit's by its elements. Local.
   virtual int slot_count() const = 0;
   virtual DiskSlot slot(int index) const = 0;
@@ -63,19 +50,15 @@ class DiskStates : public StateStore {
   virtual void begin_try() = 0;
   virtual void keep_try() = 0;
   virtual void forget_try() = 0;
-  /// All columns are zeros again; what is not written yet need not be. Local. Throws IoError where a write that was
-  /// under way has failed.
-  virtual void discard() = 0;
   /// io::File::path_for_others() of the file; empty while nothing is kept.
   virtual std::string path_for_others() const = 0;
-  /// One line for people, about `what` is kept; empty while nothing is.
-  virtual std::string description(std::string_view what) const = 0;
 };
 
-/// Memory of the CPU. add_units() throws IoError when the disk has no room, and leaves the store as it was; errors of
+/// Memory of the CPU. release() and clear() make all columns zeros; what is not written yet then need not be.
+/// add_units() throws IoError when the disk has no room, and leaves the store as it was; errors of
 /// the disk and bytes that are not what was written are IoErrors that name unit and elements, then and at every call
 /// after it.
-std::unique_ptr<DiskStates> make_disk_states(const DiskOptions& options, storage::Ledger& ledger,
-                                             std::vector<StateColumn> columns);
+std::unique_ptr<DiskStore> make_disk_store(const DiskOptions& options, storage::Ledger& ledger,
+                                           std::vector<StoreColumn> columns);
 
 }  // namespace zero::offload

@@ -1,5 +1,5 @@
 // States on a disk: what a pass reads and writes, and what becomes of a disk that fails, lies or is full.
-#include "offload/disk_states.h"
+#include "offload/disk_store.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -14,26 +14,26 @@
 #include "support/errors.h"
 #include "zero/errors.h"
 
-namespace zero::offload::disk_states_test {
+namespace zero::offload::disk_store_test {
 namespace {
 
 using layout::Range;
-using Access = StateStore::Access;
+using Access = ShardStore::Access;
 using testing::error_of;
 
 constexpr std::int64_t kSlot = 1024, kUnits = 3, kNumel = 5 * kSlot;
 
-std::vector<StateColumn> columns() { return {{"remainder", 2, 1, MemoryKind::kMaster}, {"a", 4, 1}, {"b", 1, 1}}; }
+std::vector<StoreColumn> columns() { return {{"remainder", 2, 1, MemoryKind::kMaster}, {"a", 4, 1}, {"b", 1, 1}}; }
 
 struct Disk {
   explicit Disk(io::FileSystem& files, int buffers = 4) {
     DiskOptions options{.files = &files, .folder = "/nv"};
     options.cuts = {kSlot};
     options.buffers = buffers;
-    store = make_disk_states(options, ledger, columns());
+    store = make_disk_store(options, ledger, columns());
   }
   void add() {
-    std::vector<StatePart> parts;
+    std::vector<StorePart> parts;
     for (int u = 0; u < kUnits; ++u) parts.push_back({u, {0, kNumel}});
     store->add_units(parts);
   }
@@ -56,12 +56,12 @@ struct Disk {
   }
 
   storage::Ledger ledger;
-  std::unique_ptr<DiskStates> store;
+  std::unique_ptr<DiskStore> store;
 };
 
 constexpr std::int64_t kSlotNbytes = 4096 + 4096 + 4096, kFileNbytes = kUnits * 5 * kSlotNbytes;
 
-TEST(DiskStates, WhatIsDiscardedIsZeroAndNotWritten) {
+TEST(DiskStore, WhatIsDiscardedIsZeroAndNotWritten) {
   io::MemoryFileSystem files;
   Disk disk(files);
   disk.add();
@@ -69,12 +69,12 @@ TEST(DiskStates, WhatIsDiscardedIsZeroAndNotWritten) {
     disk.update();
     disk.update({2, 1, 0});
     disk.expect(2);
-    const std::int64_t written = disk.store->traffic().written_nbytes;
-    disk.store->discard();
-    const std::int64_t read = disk.store->traffic().read_nbytes;
+    const std::int64_t written = disk.store->disk_traffic()->written_nbytes;
+    disk.store->release();
+    const std::int64_t read = disk.store->disk_traffic()->read_nbytes;
     disk.expect(0);
-    EXPECT_EQ(disk.store->traffic().read_nbytes, read);  // zeros are not read
-    EXPECT_EQ(disk.store->traffic().written_nbytes, written);
+    EXPECT_EQ(disk.store->disk_traffic()->read_nbytes, read);  // zeros are not read
+    EXPECT_EQ(disk.store->disk_traffic()->written_nbytes, written);
   }
 }
 
@@ -127,7 +127,7 @@ TEST(StateSlots, PartsGoFromColumnsToOtherColumns) {
   EXPECT_EQ(parts({40, 40}), (Found{{40, 40, 9}}));
 }
 
-TEST(DiskStates, APassReadsAndWritesEverythingOnce) {
+TEST(DiskStore, APassReadsAndWritesEverythingOnce) {
   io::MemoryFileSystem files;
   files.make_folders("/nv");
   Disk disk(files);
@@ -135,25 +135,25 @@ TEST(DiskStates, APassReadsAndWritesEverythingOnce) {
   EXPECT_EQ(disk.ledger.report().nvme_nbytes, kFileNbytes);
   EXPECT_EQ(disk.ledger.report()[MemoryKind::kOffload].current_nbytes, 4 * kSlotNbytes);
   disk.update();  // zeros are not read, but what comes after the last slot may be
-  EXPECT_LE(disk.store->traffic().read_nbytes, 2 * kSlotNbytes);
+  EXPECT_LE(disk.store->disk_traffic()->read_nbytes, 2 * kSlotNbytes);
   disk.update();
   disk.update({2, 1, 0});  // another order is followed from the second time on
   disk.update({2, 1, 0});
-  DiskTraffic before = disk.store->traffic();
+  DiskTraffic before = *disk.store->disk_traffic();
   disk.update({2, 1, 0});
   disk.update({2, 1, 0});
   // What is in memory at the end of one pass begins the next one, or is written with it.
-  const DiskTraffic after = disk.store->traffic();
+  const DiskTraffic after = *disk.store->disk_traffic();
   EXPECT_EQ(after.read_nbytes - before.read_nbytes, 2 * kFileNbytes);
   EXPECT_EQ(after.written_nbytes - before.written_nbytes, 2 * kFileNbytes);
   disk.expect(6);
   // A column alone.
-  before = disk.store->traffic();
+  before = *disk.store->disk_traffic();
   disk.expect(6);
-  EXPECT_LE(disk.store->traffic().read_nbytes - before.read_nbytes, kUnits * 5 * 4096);
+  EXPECT_LE(disk.store->disk_traffic()->read_nbytes - before.read_nbytes, kUnits * 5 * 4096);
 }
 
-TEST(DiskStates, MoreBuffersThanSlots) {
+TEST(DiskStore, MoreBuffersThanSlots) {
   io::MemoryFileSystem files;
   files.make_folders("/nv");
   Disk disk(files, 40);
@@ -162,10 +162,10 @@ TEST(DiskStates, MoreBuffersThanSlots) {
     disk.update();
     disk.expect(static_cast<float>(i));
   }
-  EXPECT_EQ(disk.store->traffic().read_nbytes, 0);
+  EXPECT_EQ(disk.store->disk_traffic()->read_nbytes, 0);
 }
 
-TEST(DiskStates, AFullDiskIsSaidBeforeAnythingIsKept) {
+TEST(DiskStore, AFullDiskIsSaidBeforeAnythingIsKept) {
   io::MemoryFileSystem files;
   files.make_folders("/nv");
   files.set_free_nbytes(kFileNbytes - 1);
@@ -180,7 +180,7 @@ TEST(DiskStates, AFullDiskIsSaidBeforeAnythingIsKept) {
   disk.expect(1);
 }
 
-TEST(DiskStates, EveryFailingRequestIsAnErrorThatStays) {
+TEST(DiskStore, EveryFailingRequestIsAnErrorThatStays) {
   io::MemoryFileSystem memory;
   memory.make_folders("/nv");
   std::uint64_t reads = 0, writes = 0;
@@ -218,13 +218,13 @@ TEST(DiskStates, EveryFailingRequestIsAnErrorThatStays) {
       continue;
     }
     EXPECT_NE(error.find("/nv"), std::string::npos) << error;
-    if (!disk->store->traffic().written_nbytes) continue;  // it did not begin
+    if (!disk->store->disk_traffic()->written_nbytes) continue;  // it did not begin
     EXPECT_NE(error.find("of unit "), std::string::npos) << error;
     EXPECT_NE(error_of<IoError>([&] { disk->update(); }), "") << "request " << index;
   }
 }
 
-TEST(DiskStates, BytesThatTheDiskGivesBackOtherwiseAreNotUsed) {
+TEST(DiskStore, BytesThatTheDiskGivesBackOtherwiseAreNotUsed) {
   io::MemoryFileSystem memory;
   memory.make_folders("/nv");
   int lies = 0, found = 0;
@@ -248,4 +248,4 @@ TEST(DiskStates, BytesThatTheDiskGivesBackOtherwiseAreNotUsed) {
 }
 
 }  // namespace
-}  // namespace zero::offload::disk_states_test
+}  // namespace zero::offload::disk_store_test

@@ -1,4 +1,4 @@
-#include "offload/disk_states.h"
+#include "offload/disk_store.h"
 
 #include <fmt/format.h>
 #include <xxhash.h>
@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "base/check.h"
@@ -22,28 +23,28 @@ namespace {
 using layout::Range;
 using Columns = std::uint32_t;  ///< bit c: column c
 
-class States final : public DiskStates {
+class FileStore final : public DiskStore {
  public:
-  States(const DiskOptions& options, storage::Ledger& ledger, std::vector<StateColumn> columns)
-      : DiskStates(std::move(columns)), options_(options), ledger_(ledger) {
+  FileStore(const DiskOptions& options, storage::Ledger& ledger, std::vector<StoreColumn> columns)
+      : DiskStore(std::move(columns)), options_(options), ledger_(ledger) {
     ZERO_CHECK(columns_.size() <= kMostColumns, "{} columns", columns_.size());
-    for (const StateColumn& column : columns_) shapes_.push_back({column.block_nbytes, column.block_numel});
+    for (const StoreColumn& column : columns_) shapes_.push_back({column.block_nbytes, column.block_numel});
     ZERO_CHECK(options_.cuts.slot_numel > 0 && options_.buffers >= 3, "{} slots of {} elements", options_.buffers,
                options_.cuts.slot_numel);
     most_nbytes_ = layout::slot_nbytes(shapes_, all(), options_.cuts.slot_numel);
   }
 
-  ~States() override {
+  ~FileStore() override {
     file_.reset();  // drains: nothing touches the buffers any more
     if (memory_.nbytes() > 0) ledger_.add(MemoryKind::kOffload, -static_cast<std::int64_t>(memory_.nbytes()));
     ledger_.add_nvme(-reserved_nbytes_);
   }
 
-  void add_units(std::span<const StatePart> parts) override {
+  void add_units(std::span<const StorePart> parts) override {
     std::vector<Slot> slots = slots_;
     std::vector<std::vector<int>> of_unit = of_unit_;
     std::int64_t end = reserved_nbytes_;
-    for (const StatePart& part : parts) {
+    for (const StorePart& part : parts) {
       const auto unit = static_cast<std::size_t>(part.unit);
       if (unit >= of_unit.size()) of_unit.resize(unit + 1);
       const Columns columns = part.columns & all();
@@ -83,7 +84,7 @@ class States final : public DiskStates {
 
   void read(std::size_t column, int unit, Range range, void* out) const override {
     // Reading moves buffers, and changes nothing that anybody sees.
-    auto& self = const_cast<States&>(*this);
+    auto& self = const_cast<FileStore&>(*this);
     self.each_part(
         column, unit, range, /*for_update=*/false, [&](void* memory, std::int64_t begin, std::size_t nbytes) {
           std::memcpy(static_cast<char*>(out) + columns_[column].nbytes(begin - range.begin), memory, nbytes);
@@ -96,7 +97,9 @@ class States final : public DiskStates {
   }
   void* in_memory(std::size_t, int, Range) const override { return nullptr; }
 
-  DiskTraffic traffic() const override { return {read_nbytes_, written_nbytes_, waited_seconds_}; }
+  std::optional<DiskTraffic> disk_traffic() const override {
+    return DiskTraffic{read_nbytes_, written_nbytes_, waited_seconds_};
+  }
 
   int slot_count() const override { return static_cast<int>(slots_.size()); }
   DiskSlot slot(int index) const override {
@@ -155,7 +158,8 @@ class States final : public DiskStates {
     if (!broken_.empty()) throw IoError(broken_);
   }
 
-  void discard() override {
+  void release() override { clear(); }
+  void clear() override {
     ZERO_CHECK(!is_try_, "what is tried, and discarded");
     if (!broken_.empty()) throw IoError(broken_);
     for (Buffer& buffer : buffers_) {
@@ -173,7 +177,7 @@ class States final : public DiskStates {
 
   std::string path_for_others() const override { return file_ ? file_->path_for_others() : std::string(); }
 
-  std::string description(std::string_view what) const override {
+  std::string disk_description(std::string_view what) const override {
     if (!file_) return {};
     return fmt::format("{} on NVMe: {} of '{}' reserved by this rank, {}, {} buffers of {}", what,
                        human_nbytes(reserved_nbytes_), options_.folder, file_->description(), buffers_.size(),
@@ -511,9 +515,9 @@ class States final : public DiskStates {
 
 }  // namespace
 
-std::unique_ptr<DiskStates> make_disk_states(const DiskOptions& options, storage::Ledger& ledger,
-                                             std::vector<StateColumn> columns) {
-  return std::make_unique<States>(options, ledger, std::move(columns));
+std::unique_ptr<DiskStore> make_disk_store(const DiskOptions& options, storage::Ledger& ledger,
+                                           std::vector<StoreColumn> columns) {
+  return std::make_unique<FileStore>(options, ledger, std::move(columns));
 }
 
 }  // namespace zero::offload

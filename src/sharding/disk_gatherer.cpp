@@ -12,7 +12,7 @@
 #include "base/clock.h"
 #include "comm/gather_values.h"
 #include "layout/state_slots.h"
-#include "sharding/shard_home.h"
+#include "sharding/unit_gatherer.h"
 #include "storage/host_units.h"
 #include "zero/errors.h"
 #include "zero/memory.h"
@@ -27,16 +27,16 @@ using storage::HostUnits;
 /// that has begun.
 constexpr double kGraceSeconds = 0.005, kPatienceSeconds = 1;
 
-class DiskShards final : public ShardHome {
+class DiskGatherer final : public UnitGatherer {
  public:
-  DiskShards(ShardedModel& model, storage::Ledger& ledger, const std::vector<bool>& resident,
-             const offload::DiskOptions& disk)
+  DiskGatherer(ShardedModel& model, storage::Ledger& ledger, const std::vector<bool>& resident,
+               const offload::DiskOptions& disk)
       : model_(model), folder_(disk.folder), units_(model.units.size()) {
     std::string problem;
     try {
-      mine_ = offload::make_disk_states(
+      mine_ = offload::make_disk_store(
           disk, ledger, {{"parameter", static_cast<std::int64_t>(element_nbytes(model.param_dtype)), 1}});
-      std::vector<offload::StatePart> parts;
+      std::vector<offload::StorePart> parts;
       for (std::size_t u = 0; u < units_.size(); ++u) {
         const Range shard = model.units[u].shard(model.rank());
         if (!resident[u] && !shard.empty()) parts.push_back({static_cast<int>(u), shard});
@@ -55,18 +55,11 @@ class DiskShards final : public ShardHome {
     throw_together(problem);
   }
 
-  ~DiskShards() override {
+  ~DiskGatherer() override {
     for (auto& file : files_) file.reset();  // drains: nothing touches the units' memory any more
   }
 
-  void visit(int unit, Range range, Access access, c10::function_ref<void(Range, void*)> lease) override {
-    named(unit, [&] {
-      if (access == Access::kUpdate) mark_changed(unit, range);
-      mine_->for_each(unit, range, range.numel(), access, offload::kAllColumns,
-                      [&](Range piece, std::span<void* const> memory) { lease(piece, memory[0]); });
-    });
-  }
-  void* in_memory(int, Range) override { return nullptr; }
+  offload::ShardStore& shards() override { return shards_; }
 
   void* gather(int unit, std::string_view) override {
     Gathered& one = units_[unit];
@@ -118,16 +111,46 @@ class DiskShards final : public ShardHome {
     }
   }
   void publish_gathered() override { tell_what_changed(); }
-  bool moves_between_ranks() const override { return false; }
-
-  std::optional<offload::DiskTraffic> disk_traffic() const override {
-    offload::DiskTraffic all = mine_->traffic();
-    all.read_nbytes += read_nbytes_;
-    return all;
-  }
-  std::string disk_description() const override { return mine_->description("parameters"); }
+  Moved moved(int) const override { return {}; }
 
  private:
+  /// mine_ as others see it: what they change is marked, errors name the unit, and what gathers read is counted.
+  class Shards final : public offload::ShardStore {
+   public:
+    explicit Shards(DiskGatherer& gatherer) : ShardStore({}), gatherer_(gatherer) {}
+
+    void add_units(std::span<const offload::StorePart> parts) override { gatherer_.mine_->add_units(parts); }
+    void for_each(int unit, Range range, std::int64_t most_numel, Access access, std::uint32_t wanted,
+                  Visit visit) override {
+      gatherer_.named(unit, [&] {
+        if (access == Access::kUpdate) gatherer_.mark_changed(unit, range);
+        gatherer_.mine_->for_each(unit, range, most_numel, access, wanted, visit);
+      });
+    }
+    void read(std::size_t column, int unit, Range range, void* out) const override {
+      gatherer_.named(unit, [&] { gatherer_.mine_->read(column, unit, range, out); });
+    }
+    void write(std::size_t column, int unit, Range range, const void* in) override {
+      gatherer_.named(unit, [&] {
+        gatherer_.mark_changed(unit, range);
+        gatherer_.mine_->write(column, unit, range, in);
+      });
+    }
+    void* in_memory(std::size_t, int, Range) const override { return nullptr; }
+    void clear() override { ZERO_CHECK(false, "parameters are cleared"); }
+    std::optional<offload::DiskTraffic> disk_traffic() const override {
+      offload::DiskTraffic all = *gatherer_.mine_->disk_traffic();
+      all.read_nbytes += gatherer_.read_nbytes_;
+      return all;
+    }
+    std::string disk_description(std::string_view what) const override {
+      return gatherer_.mine_->disk_description(what);
+    }
+
+   private:
+    DiskGatherer& gatherer_;
+  };
+
   struct Gathered {
     std::uint64_t version = 0;    ///< counts publications
     std::byte* memory = nullptr;  ///< while gathering or gathered
@@ -350,7 +373,8 @@ class DiskShards final : public ShardHome {
   Group group_ = model_.group;
   const std::string folder_;
   std::vector<Gathered> units_;
-  std::unique_ptr<offload::DiskStates> mine_;    ///< this rank's shards
+  std::unique_ptr<offload::DiskStore> mine_;  ///< this rank's shards
+  Shards shards_{*this};
   std::vector<DiskSlot> slots_;                  ///< of mine_
   std::vector<char> changed_;                    ///< by slot: since the last publication
   std::vector<std::vector<int>> slots_of_unit_;  ///< of mine_, by unit
@@ -364,9 +388,9 @@ class DiskShards final : public ShardHome {
 
 }  // namespace
 
-std::unique_ptr<ShardHome> make_disk_shards(ShardedModel& model, storage::Ledger& ledger,
-                                            const std::vector<bool>& resident, const offload::DiskOptions& disk) {
-  return std::make_unique<DiskShards>(model, ledger, resident, disk);
+std::unique_ptr<UnitGatherer> make_disk_gatherer(ShardedModel& model, storage::Ledger& ledger,
+                                                 const std::vector<bool>& resident, const offload::DiskOptions& disk) {
+  return std::make_unique<DiskGatherer>(model, ledger, resident, disk);
 }
 
 }  // namespace zero::sharding
