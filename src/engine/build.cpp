@@ -212,7 +212,7 @@ optim::LossScaler make_scaler(const Config& config) {
 
 void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup setup) {
   const auto& zero = impl.config.zero_optimization;
-  if (laid.node_shared) {
+  if (laid.place.reads_in_place()) {
     impl.model.hosts = find_hosts(impl.group);
     impl.store = sharding::make_node_shared_store(impl.model, impl.ledger, impl.timeline);
   } else {
@@ -223,8 +223,8 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
                                           .measured_prefetch = impl.config.zerotorch.measured_prefetch,
                                           .publish_bucket_numel = zero.allgather_bucket_size,
                                           .updates_in_backward = !laid.update.keeps_gradients};
-    options.shares_shards = laid.copies_units;
-    if (laid.parameters_on_disk) {
+    options.shares_shards = laid.place.copies_from_shared();
+    if (laid.place.parameters.is_on_disk()) {
       options.disk = disk_of(impl.config, zero.offload_param.nvme_path, zero.offload_param.buffer_count);
       options.disk->cuts = laid.parameter_slots();
       options.disk->files = &impl.observers.watch(*options.disk->files);
@@ -232,7 +232,7 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
     try {
       impl.store = sharding::make_copying_store(impl.model, impl.ledger, impl.timeline, std::move(options));
     } catch (const IoError& error) {
-      if (!laid.parameters_on_disk) throw;
+      if (!laid.place.parameters.is_on_disk()) throw;
       throw IoError(fmt::format("zero_optimization.offload_param.nvme_path: {}", error.what()));
     }
   }
@@ -246,7 +246,7 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
                             std::ranges::none_of(setup.options.groups, [](const auto& g) { return g.rule->whole; });
   setup.options.updates_late = laid.update.second_parameters;
   if (setup.options.disk) setup.options.disk->has_two_places = laid.update.second_states;
-  setup.options.states_on_device = laid.states_on_device;
+  setup.options.states_on_device = laid.place.states.on_device;
   setup.options.device_update_numel = laid.device_update_numel;
   const bool on_disk = setup.options.disk.has_value();
   if (on_disk) setup.options.disk->files = &impl.observers.watch(*setup.options.disk->files);
@@ -261,10 +261,10 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
       .bucket_numel = laid.bucket_numel,
       .overlap = laid.overlap,
       .sums_are_gradients = laid.sums_are_gradients && (reads_narrow || laid.gradient_dtype == laid.sum_dtype),
-      .copied_by_device = !laid.states_on_device.empty(),
+      .copied_by_device = laid.place.states.is_split(),
       .sets_of_sums = laid.update.sets_of_sums,
       .keeps_sums = laid.update.keeps_gradients};
-  if (laid.gradients_on_disk) {
+  if (laid.place.gradients.is_on_disk()) {
     const std::string& own = impl.config.zerotorch.offload_gradients.nvme_path;
     reducer_options.disk = disk_of(impl.config, own.empty() ? zero.offload_optimizer.nvme_path : own,
                                    impl.config.zerotorch.offload_gradients.buffer_count);
@@ -275,7 +275,7 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
     impl.reducer =
         std::make_unique<sharding::GradientReducer>(impl.model, impl.ledger, impl.timeline, std::move(reducer_options));
   } catch (const IoError& error) {
-    if (!laid.gradients_on_disk) throw;
+    if (!laid.place.gradients.is_on_disk()) throw;
     throw IoError(fmt::format("zerotorch.offload_gradients.nvme_path: {}", error.what()));
   }
   impl.update = sharding::make_update_schedule(
@@ -484,7 +484,7 @@ void log_start(const Engine::Impl& impl, const setup::LaidOut& laid, const std::
   base::log_info("ZeRO stage {}, {} rank{}{} ({}{}), {} store{}: {:.2f} M parameters ({}) in {} units, {}",
                  impl.config.zero_optimization.stage, impl.group.size(), impl.group.size() == 1 ? "" : "s", parts,
                  impl.group.backend(), impl.group.has_progress_thread() ? ", progress thread" : "",
-                 laid.node_shared ? "node-shared" : "copying",
+                 laid.place.reads_in_place() ? "node-shared" : "copying",
                  impl.model.hosts ? fmt::format(" on {} hosts", impl.model.hosts->across.size()) : "", numel / 1e6,
                  dtype_name(impl.model.param_dtype), impl.model.units.size(), optimizer);
   for (const std::string& disk : {impl.store->disk_description(), impl.optimizer->disk_description(),
@@ -524,7 +524,7 @@ void check_ratio(const Engine::Impl& impl, const sharding::OptimizerOptions& opt
 
 /// Throws ConfigError.
 void check_device(const Engine::Impl& impl, const setup::LaidOut& laid, const sharding::OptimizerOptions& options) {
-  if (!laid.states_on_device.empty()) check_ratio(impl, options);
+  if (laid.place.states.is_split()) check_ratio(impl, options);
   if (impl.model.passes->in_host_memory()) return;
   constexpr std::string_view kRemedy =
       "set zero_optimization.offload_optimizer.device to 'cpu', which keeps and updates states there";

@@ -202,7 +202,7 @@ std::int64_t bucket_numel(const ModelShape& model, const LaidOut& laid) {
     return most;
   };
   // Gradients on their way from a device are in flight, too.
-  if (!laid.units_on_device && (!laid.overlap || laid.world_size == 1)) return grown(false);
+  if (!laid.place.uploads() && (!laid.overlap || laid.world_size == 1)) return grown(false);
   return std::max({grown(false), grown(true), std::min(limit, sum)});
 }
 

@@ -45,7 +45,7 @@ Columns columns_of(const LaidOut& laid, std::int64_t master_nbytes) {
 
 DiskUse disk_use(const LaidOut& laid, int rank, std::int64_t master_nbytes) {
   DiskUse use;
-  if (!laid.states_on_disk) return use;
+  if (!laid.place.states.is_on_disk()) return use;
   const Columns columns = columns_of(laid, master_nbytes);
   const auto updated = [&](std::size_t u) {
     return laid.sharding.optimizer_states ? laid.shard(u, rank) : Range{0, laid.units[u].numel};
@@ -64,14 +64,14 @@ DiskUse disk_use(const LaidOut& laid, int rank, std::int64_t master_nbytes) {
       use.file_nbytes += layout::slots_nbytes(columns.shapes, part, cuts);
   }
   if (use.file_nbytes > 0)
-    use.buffers_nbytes = laid.disk_buffers * layout::slot_nbytes(columns.shapes, ~0u, cuts.slot_numel);
+    use.buffers_nbytes = laid.place.states.disk_buffers * layout::slot_nbytes(columns.shapes, ~0u, cuts.slot_numel);
   if (laid.update.second_states) use.file_nbytes *= 2;
   return use;
 }
 
 DiskUse disk_use_of_gradients(const LaidOut& laid, int rank) {
   DiskUse use;
-  if (!laid.gradients_on_disk) return use;
+  if (!laid.place.gradients.is_on_disk()) return use;
   const layout::ColumnShape sums{laid.sum_nbytes(), 1};
   std::int64_t largest = 0;
   for (std::size_t u = 0; u < laid.units.size(); ++u) largest = std::max(largest, laid.shard(u, rank).numel());
@@ -82,7 +82,7 @@ DiskUse disk_use_of_gradients(const LaidOut& laid, int rank) {
     use.file_nbytes += layout::slots_nbytes({&sums, 1}, {laid.shard(u, rank), 1, piece}, cuts);
   }
   if (use.file_nbytes > 0)
-    use.buffers_nbytes = laid.gradient_buffers * layout::slot_nbytes({&sums, 1}, 1, cuts.slot_numel);
+    use.buffers_nbytes = laid.place.gradients.disk_buffers * layout::slot_nbytes({&sums, 1}, 1, cuts.slot_numel);
   use.file_nbytes *= laid.update.sets_of_sums;
   use.buffers_nbytes *= laid.update.sets_of_sums;
   return use;
@@ -90,14 +90,14 @@ DiskUse disk_use_of_gradients(const LaidOut& laid, int rank) {
 
 DiskUse disk_use_of_parameters(const LaidOut& laid, int rank) {
   DiskUse use;
-  if (!laid.parameters_on_disk) return use;
+  if (!laid.place.parameters.is_on_disk()) return use;
   const layout::ColumnShape low{laid.low_nbytes(), 1};
   const layout::SlotCuts slots = laid.parameter_slots();
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
     if (!laid.resident[u]) use.file_nbytes += layout::slots_nbytes({&low, 1}, {laid.shard(u, rank), 1, 0}, slots);
   }
   if (use.file_nbytes > 0)
-    use.buffers_nbytes = laid.parameter_buffers * layout::slot_nbytes({&low, 1}, 1, slots.slot_numel);
+    use.buffers_nbytes = laid.place.parameters.disk_buffers * layout::slot_nbytes({&low, 1}, 1, slots.slot_numel);
   return use;
 }
 

@@ -56,7 +56,7 @@ std::int64_t summed_numel(const LaidOut& laid, int rank) {
 std::int64_t parameters_numel(const LaidOut& laid, int rank) {
   std::int64_t sum = 0;
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
-    if (laid.copies_units) {
+    if (laid.place.copies_from_shared()) {
       sum += laid.shard(u, rank).numel();
       continue;
     }
@@ -64,11 +64,11 @@ std::int64_t parameters_numel(const LaidOut& laid, int rank) {
       sum += laid.units[u].numel;
       continue;
     }
-    if (laid.parameters_on_disk) continue;
+    if (laid.place.parameters.is_on_disk()) continue;
     // Of parameters that exist once on every host, also the shards of the ranks at its place on other hosts.
-    const int stride = laid.node_shared ? laid.ranks_per_node() : laid.world_size;
+    const int stride = laid.place.reads_in_place() ? laid.ranks_per_node() : laid.world_size;
     for (int owner = rank % stride; owner < laid.world_size; owner += stride) {
-      if (laid.node_shared || owner == rank) sum += laid.shard(u, owner).numel();
+      if (laid.place.reads_in_place() || owner == rank) sum += laid.shard(u, owner).numel();
     }
   }
   return sum;
@@ -78,7 +78,7 @@ std::int64_t parameters_numel(const LaidOut& laid, int rank) {
 std::int64_t copied_numel(const LaidOut& laid) {
   std::int64_t sum = 0;
   for (std::size_t u = 0; u < laid.units.size(); ++u)
-    sum += laid.resident[u] && (laid.copies_units || laid.units_on_device) ? laid.units[u].numel : 0;
+    sum += laid.resident[u] && (laid.place.copies_from_shared() || laid.place.uploads()) ? laid.units[u].numel : 0;
   return sum;
 }
 
@@ -94,7 +94,7 @@ void share_between_hosts(std::vector<double>& of_shard, int ranks_per_node) {
 
 /// Without sharded optimizer states a rank updates everything, but of a shared copy it writes its shard only.
 bool others_write_for_it(const LaidOut& laid) {
-  return laid.node_shared && !laid.sharding.optimizer_states && laid.world_size > 1;
+  return laid.place.reads_in_place() && !laid.sharding.optimizer_states && laid.world_size > 1;
 }
 
 bool writes_all_it_updates(const LaidOut& laid, int rank) {
@@ -123,7 +123,8 @@ void add_to_ranks(std::vector<double>& change, std::int64_t first, std::int64_t 
 /// units, or what each rank holds where no two hold the same, and one more (storage/host_units.h).
 std::int64_t gather_nbytes_of_host(const LaidOut& laid, const Pools& pools) {
   const std::int64_t of_rank = pools.gather.pool_numel;
-  if (!laid.parameters_on_disk) return laid.units_on_device && laid.copies_units ? 0 : of_rank * laid.low_nbytes();
+  if (!laid.place.parameters.is_on_disk())
+    return laid.place.parameters.tier == layout::Tier::kHostShared ? 0 : of_rank * laid.low_nbytes();
   std::int64_t all = 0;
   for (std::size_t u = 0; u < laid.units.size(); ++u) all += laid.resident[u] ? 0 : laid.units[u].numel;
   if (all == 0) return 0;
@@ -141,7 +142,7 @@ std::int64_t master_nbytes(const LaidOut& laid, int rank) {
 }
 
 bool has_states_on_device(const LaidOut& laid, std::size_t unit) {
-  return laid.on_device || (!laid.states_on_device.empty() && laid.states_on_device[unit]);
+  return layout::is_on_device(laid.place.states.tier_of(unit));
 }
 
 Pools find_pools(const ModelShape& model, const LaidOut& laid, const Config& config) {
@@ -163,7 +164,7 @@ MemoryReport ledger_of(const LaidOut& laid, const Pools& pools, int rank) {
     use.peak_device_nbytes += peak_nbytes;
   };
   const auto hold = [&](MemoryKind kind, std::int64_t nbytes, bool on_device) { add(kind, nbytes, nbytes, on_device); };
-  const bool there = laid.on_device;
+  const bool there = layout::is_on_device(laid.place.parameters.tier);
   const std::int64_t low = laid.low_nbytes(), updated = updated_numel(laid, rank);
   hold(MemoryKind::kParameters, (parameters_numel(laid, rank) + (laid.update.second_parameters ? updated : 0)) * low,
        there);
@@ -174,16 +175,17 @@ MemoryReport ledger_of(const LaidOut& laid, const Pools& pools, int rank) {
     report.nvme_nbytes += disk.file_nbytes;
   }
   for (std::size_t u = 0; u < laid.units.size(); ++u) {
-    if (!laid.units[u].trainable || laid.states_on_disk) continue;
+    if (!laid.units[u].trainable || laid.place.states.is_on_disk()) continue;
     const Range its = laid.sharding.optimizer_states ? laid.shard(u, rank) : Range{0, laid.units[u].numel};
     hold(MemoryKind::kMaster, its.numel() * master_nbytes(laid, rank), has_states_on_device(laid, u));
     hold(MemoryKind::kOptimizer, laid.state_nbytes(u, its), has_states_on_device(laid, u));
   }
-  if (!laid.gradients_on_disk) hold(MemoryKind::kGradients, summed_numel(laid, rank) * laid.sum_nbytes(), there);
+  if (!laid.place.gradients.is_on_disk())
+    hold(MemoryKind::kGradients, summed_numel(laid, rank) * laid.sum_nbytes(), there);
   const std::int64_t buckets = pools.bucket_numel * laid.gradient_nbytes();
   add(MemoryKind::kBuckets, laid.sharding.gradients ? 0 : buckets, buckets, there);
   const std::int64_t gathered = pools.gather.pool_numel * low;
-  if (there || laid.units_on_device) add(MemoryKind::kGather, 0, gathered, true);
+  if (there || laid.place.uploads()) add(MemoryKind::kGather, 0, gathered, true);
   if (!there) add(MemoryKind::kGather, 0, gather_nbytes_of_host(laid, pools), false);
   hold(MemoryKind::kOptimizer, laid.whole_state_nbytes_of(rank), there);
   if (laid.sharding.optimizer_states)
@@ -240,10 +242,11 @@ void add(std::vector<double>& to, const std::vector<double>& more) {
 
 StatesByRank states_by_rank(const LaidOut& laid) {
   // Where ranks differ in their masters too, these are added at the end.
-  const bool in_memory = !laid.states_on_disk;
+  const bool in_memory = !laid.place.states.is_on_disk();
   const std::int64_t master = others_write_for_it(laid) || !in_memory ? 0 : master_nbytes(laid, 0);
-  const std::int64_t sums =
-      !laid.update.keeps_gradients || laid.gradients_on_disk ? 0 : laid.sum_nbytes() * laid.update.sets_of_sums;
+  const std::int64_t sums = !laid.update.keeps_gradients || laid.place.gradients.is_on_disk()
+                                ? 0
+                                : laid.sum_nbytes() * laid.update.sets_of_sums;
   const std::int64_t next = laid.update.second_parameters ? laid.low_nbytes() : 0;
   const auto low = static_cast<double>(laid.low_nbytes() * layout::kBlockNumel);
   Spread here(laid.world_size), there(laid.world_size), parameters(laid.world_size);  // `here`: where shards are
@@ -261,15 +264,15 @@ StatesByRank states_by_rank(const LaidOut& laid) {
     const double states_of_block = in_memory ? static_cast<double>(laid.state_nbytes(u, {0, unit.numel})) /
                                                    static_cast<double>(std::max<std::int64_t>(1, blocks))
                                              : 0;
-    const bool is_apart = has_states_on_device(laid, u) && !laid.on_device;
+    const bool is_apart = laid.place.states.is_split() && laid.place.states.on_device[u];
     update(is_apart ? there : here, states_of_block + static_cast<double>(master * layout::kBlockNumel));
     update(here, static_cast<double>((sums + next) * layout::kBlockNumel));
-    const bool is_whole = laid.resident[u] && !laid.copies_units;
+    const bool is_whole = laid.resident[u] && !laid.place.copies_from_shared();
     if (is_whole) here.add_everywhere(low * static_cast<double>(blocks));
-    if (!is_whole && !laid.parameters_on_disk) parameters.split(u, blocks, low);
+    if (!is_whole && !laid.place.parameters.is_on_disk()) parameters.split(u, blocks, low);
   }
   std::vector<double> held = parameters.by_rank();
-  if (laid.node_shared) share_between_hosts(held, laid.ranks_per_node());
+  if (laid.place.reads_in_place()) share_between_hosts(held, laid.ranks_per_node());
   add(held, here.by_rank());
   const auto trainable = static_cast<double>(laid.padded_numel(/*trainable_only=*/true));
   for (std::size_t r = 0; r < held.size(); ++r) {
@@ -279,7 +282,7 @@ StatesByRank states_by_rank(const LaidOut& laid) {
   }
   there.add_everywhere(static_cast<double>(copied_numel(laid) * laid.low_nbytes()));
   std::vector<double> apart = there.by_rank();
-  if (!laid.on_device) return {std::move(held), std::move(apart)};
+  if (!layout::is_on_device(laid.place.parameters.tier)) return {std::move(held), std::move(apart)};
   add(apart, held);
   return {std::vector<double>(held.size(), 0), std::move(apart)};
 }

@@ -83,8 +83,8 @@ std::vector<std::vector<int>> operators(const ModelShape& model, const LaidOut& 
 }  // namespace
 
 GatherUse gather_use(const ModelShape& model, const LaidOut& laid, const Config& config) {
-  const bool gathers =
-      !laid.node_shared && std::find(laid.resident.begin(), laid.resident.end(), false) != laid.resident.end();
+  const bool gathers = !laid.place.reads_in_place() &&
+                       std::find(laid.resident.begin(), laid.resident.end(), false) != laid.resident.end();
   if (!gathers) return {};
   const auto forward = operators(model, laid, kForward), backward = operators(model, laid, kBackward);
   const std::int64_t micro_batches = std::clamp<std::int64_t>(config.gradient_accumulation_steps, 1, kMostMicroBatches);

@@ -151,7 +151,7 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   const LaidOut laid = lay_out(model, config, plan.ranks, plan.ranks_per_node, cluster.gpus);
   const Pools pools = find_pools(model, laid, config);
   plan.stage = config.zero_optimization.stage;
-  plan.node_shared = laid.node_shared;
+  plan.node_shared = laid.place.reads_in_place();
   plan.param_dtype = config.param_dtype();
   plan.micro_batch = config.train_micro_batch_size_per_gpu;
   plan.accumulation_steps = config.gradient_accumulation_steps;
@@ -160,25 +160,24 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   plan.units = static_cast<int>(laid.units.size());
   StatesByRank states = states_by_rank(laid);
   plan.heaviest_rank = heaviest(states);
-  plan.shards_on_gpu = laid.on_device;
+  plan.shards_on_gpu = layout::is_on_device(laid.place.parameters.tier);
   plan.rank = ledger_of(laid, pools, plan.heaviest_rank);
   // A recomputed layer's gradients arrive together, in an order which is autograd's to choose.
   const bool recomputes = model.transformer && model.transformer->checkpointing;
   plan.buckets_are_bound = recomputes || buckets_are_bound(config, plan.ranks, cluster.gpus);
-  plan.gather_is_bound = !laid.node_shared && gather_is_bound(config, plan.ranks, cluster.gpus, plan.nodes);
+  plan.gather_is_bound = !laid.place.reads_in_place() && gather_is_bound(config, plan.ranks, cluster.gpus, plan.nodes);
   plan.deferred_init = model.deferred_init;
   plan.module_nbytes = 4 * (plan.deferred_init ? laid.largest_unit() : plan.parameters_numel);
   std::int64_t activations_on_nvme = 0, activations_on_host = 0;
   if (model.transformer) {
-    const auto& offload = config.zerotorch.offload_activations;
-    const bool on_nvme = offload.device == Config::Zerotorch::OffloadActivations::Device::kNvme;
-    const bool on_host = cluster.gpus && config.activations_in_host_memory();
+    const layout::Placement& place = laid.place.activations;
+    const bool on_nvme = place.is_on_disk(), on_host = cluster.gpus && place.tier == layout::Tier::kHost;
     Activations kept = activations(*model.transformer, plan.micro_batch, plan.param_dtype, on_nvme || on_host);
     (on_host ? activations_on_host : activations_on_nvme) = kept.nvme_nbytes;
     constexpr std::int64_t kOnTheirWay = 3;  // two to the host, one back
     if (on_host) kept.peak_nbytes += kOnTheirWay * kept.nvme_buffer_nbytes;
     add_activations(plan, kept, cluster.gpus);
-    const std::int64_t buffers = on_host ? activations_on_host : offload.buffer_count * kept.nvme_buffer_nbytes;
+    const std::int64_t buffers = on_host ? activations_on_host : place.disk_buffers * kept.nvme_buffer_nbytes;
     plan.rank[MemoryKind::kOffload].current_nbytes += buffers;
     plan.rank[MemoryKind::kOffload].peak_nbytes += buffers;
     // Sums on GPUs have memory of their own.
@@ -188,11 +187,12 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   const double process = cluster.gpus ? kGpuProcessNbytes : kPrivateNbytes + kSharedNbytes / plan.ranks_per_node;
   plan.process_nbytes =
       to_nbytes(process + gaps * static_cast<double>(plan.rank[MemoryKind::kActivations].peak_nbytes));
-  if (laid.on_device && setup::wants_nccl(config, plan.nodes))
+  if (plan.shards_on_gpu && setup::wants_nccl(config, plan.nodes))
     plan.process_nbytes += received_by_nccl_nbytes(laid, plan.heaviest_rank);
   // What is on a disk streams from there to the checkpoint, with a ring of buffers.
   constexpr std::int64_t kRingNbytes = 32 << 20;
-  const bool streams = laid.states_on_disk || laid.gradients_on_disk || laid.parameters_on_disk;
+  const bool streams =
+      laid.place.states.is_on_disk() || laid.place.gradients.is_on_disk() || laid.place.parameters.is_on_disk();
   const std::int64_t staged = checkpoint_nbytes(laid, plan.heaviest_rank);
   plan.checkpoint_nbytes = streams ? std::min(kRingNbytes, staged) : staged;
   sum_up(plan, std::move(states), to_nbytes(kHostOfGpuProcessNbytes), cluster.gpus);
@@ -218,7 +218,7 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   const auto moved_to_host = static_cast<double>(plan.accumulation_steps * activations_on_host);
   plan.traffic.from_device_nbytes += moved_to_host;
   plan.traffic.to_device_nbytes += moved_to_host;
-  if (laid.parameters_on_disk) {
+  if (laid.place.parameters.is_on_disk()) {
     plan.traffic.nvme_nbytes += static_cast<double>(pools.gather.gathered_numel) *
                                 static_cast<double>(laid.low_nbytes()) / static_cast<double>(laid.world_size);
   }

@@ -39,8 +39,8 @@ double layers_numel(const ModelShape& model, const layout::Unit& unit) {
 std::int64_t reused_nbytes(const ModelShape& model, const LaidOut& laid, const Config& config, const Activations& kept,
                            int rank) {
   const bool come_and_go = config.zerotorch.caching_allocator && laid.sharding.optimizer_states &&
-                           laid.update.keeps_gradients && laid.update.sets_of_sums == 1 && !laid.gradients_on_disk &&
-                           config.gradient_accumulation_steps == 1;
+                           laid.update.keeps_gradients && laid.update.sets_of_sums == 1 &&
+                           !laid.place.gradients.is_on_disk() && config.gradient_accumulation_steps == 1;
   if (!come_and_go) return 0;
   double of_layers = 0;
   for (const auto& unit : laid.units) of_layers += layers_numel(model, unit);

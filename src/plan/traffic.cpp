@@ -91,7 +91,7 @@ Traffic traffic_of(const LaidOut& laid, const Pools& pools, const Config& config
   const Updated updated = updated_by_all(laid);
   traffic.device_update_nbytes = update_nbytes(laid, updated.device, updated.device_nbytes);
   traffic.host_update_nbytes = update_nbytes(laid, updated.host, updated.host_nbytes);
-  if (laid.units_on_device) {
+  if (laid.place.uploads()) {
     double whole = 0;
     for (std::size_t u = 0; u < laid.units.size(); ++u)
       whole += laid.resident[u] && laid.units[u].trainable ? static_cast<double>(laid.units[u].numel) : 0;
@@ -102,12 +102,12 @@ Traffic traffic_of(const LaidOut& laid, const Pools& pools, const Config& config
   }
   if (laid.world_size == 1) return traffic;
   // From a disk nothing comes from other ranks, nor where a host has everything.
-  const bool is_on_host = laid.units_on_device && laid.copies_units;
-  if (!laid.parameters_on_disk && !is_on_host) traffic.gathered_numel = gathered * others;
+  const bool is_on_host = laid.place.uploads() && laid.place.parameters.tier == layout::Tier::kHostShared;
+  if (!laid.place.parameters.is_on_disk() && !is_on_host) traffic.gathered_numel = gathered * others;
   traffic.reduced_numel = steps * trainable * others;
   const double to_all = is_on_host ? 0 : published_numel(laid) * others;
   // Parameters that exist once on every host: to each host once.
-  const double to_hosts = laid.node_shared ? trainable * (laid.hosts - 1) / world : 0;
+  const double to_hosts = laid.place.reads_in_place() ? trainable * (laid.hosts - 1) / world : 0;
   traffic.published_numel = to_all + to_hosts;
   traffic.whole_numel = static_cast<double>(laid.whole_moved_numel) / world;
   const double published = laid.sharding.optimizer_states ? low : static_cast<double>(laid.sum_nbytes());

@@ -24,10 +24,12 @@ layout::UnitOptions unit_options(const Config& config, const layout::ModuleNode&
   return options;
 }
 
+using OffloadDevice = Config::ZeroOptimization::OffloadOptimizer::Device;
+
 bool use_node_shared(const Config& config, const LaidOut& laid, bool module_on_cpu) {
   using Store = Config::Zerotorch::Store;
   const auto wanted = config.zerotorch.store;
-  if (laid.parameters_on_disk) return false;
+  if (config.zero_optimization.offload_param.device == OffloadDevice::kNvme) return false;
   if (wanted != Store::kAuto) return wanted == Store::kNodeShared;
   return laid.hosts == 1 && module_on_cpu && laid.world_size > 1 && laid.sharding.parameters;
 }
@@ -35,16 +37,15 @@ bool use_node_shared(const Config& config, const LaidOut& laid, bool module_on_c
 /// A single rank has all parameters where its module is, unless they are to be in host memory, and that is elsewhere.
 bool stays_whole(const Config& config, const Ranks& ranks, const LaidOut& laid) {
   if (!laid.sharding.parameters) return true;
-  if (laid.world_size > 1 || laid.parameters_on_disk) return false;
   const auto& zero = config.zero_optimization;
-  const bool in_host_memory =
-      zero.cpu_offload_param || zero.offload_param.device != Config::ZeroOptimization::OffloadOptimizer::Device::kNone;
+  if (laid.world_size > 1 || zero.offload_param.device == OffloadDevice::kNvme) return false;
+  const bool in_host_memory = zero.cpu_offload_param || zero.offload_param.device != OffloadDevice::kNone;
   return ranks.module_on_cpu || !ranks.on_cpu || !in_host_memory;
 }
 
 std::vector<bool> residents(const Config& config, const Ranks& ranks, const LaidOut& laid) {
   const std::size_t count = laid.units.size();
-  if (laid.node_shared) return std::vector<bool>(count, false);
+  if (laid.place.reads_in_place()) return std::vector<bool>(count, false);
   if (stays_whole(config, ranks, laid)) return std::vector<bool>(count, true);
   const auto& zero = config.zero_optimization;
   std::vector<layout::UnitSize> sizes;
@@ -94,43 +95,67 @@ void choose_rules(const std::vector<layout::ParameterInfo>& parameters, const Co
   }
 }
 
-/// Shards begin where pages of the file may.
-void put_parameters_on_disk(const Config& config, LaidOut& laid) {
-  const auto& offload = config.zero_optimization.offload_param;
-  laid.parameters_on_disk = offload.device == Config::ZeroOptimization::OffloadOptimizer::Device::kNvme;
-  if (!laid.parameters_on_disk) return;
-  laid.parameter_buffers = offload.buffer_count;
-  laid.cut_numel = std::max(layout::kBlockNumel, layout::kColumnAlignNbytes / laid.low_nbytes());
-}
-
-void put_gradients_on_disk(const Config& config, LaidOut& laid) {
-  const auto& offload = config.zerotorch.offload_gradients;
-  laid.gradients_on_disk = offload.device == Config::Zerotorch::OffloadGradients::Device::kNvme;
-  laid.gradient_buffers = offload.buffer_count;
-}
-
-/// Units by turns, so that both sides have of every part of the model.
-void put_states_on_device(const Config& config, const Ranks& ranks, LaidOut& laid) {
-  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
+/// Where states of units are on the accelerator: units by turns, so that both sides have of every part of the model.
+std::vector<bool> split_states(const Config& config, const Ranks& ranks, const LaidOut& laid) {
   const auto& offload = config.zero_optimization.offload_optimizer;
-  if (offload.ratio >= 1 || offload.device != Device::kCpu || !ranks.on_cpu || ranks.module_on_cpu) return;
+  std::vector<bool> on_device;
+  if (offload.ratio >= 1 || offload.device != OffloadDevice::kCpu || !ranks.on_cpu || ranks.module_on_cpu)
+    return on_device;
   double wanted = 0, placed = 0;
   for (const layout::Unit& unit : laid.units) {
     const auto numel = static_cast<double>(unit.numel);
     wanted += (1 - offload.ratio) * numel;
     const bool there = unit.numel > 0 && placed + numel / 2 <= wanted;
     placed += there ? numel : 0;
-    laid.states_on_device.push_back(there);
+    on_device.push_back(there);
   }
-  constexpr std::int64_t kMostNumel = 4 << 20;
-  if (std::ranges::find(laid.states_on_device, true) != laid.states_on_device.end())
-    laid.device_update_numel = std::min(laid.sub_group_numel, kMostNumel);
+  return on_device;
+}
+
+/// A disk with `buffers` slots in memory, or memory.
+layout::Placement placement(bool on_disk, std::int64_t buffers, layout::Tier in_memory) {
+  return on_disk ? layout::Placement{.tier = layout::Tier::kDisk, .disk_buffers = buffers}
+                 : layout::Placement{.tier = in_memory};
+}
+
+layout::Placement place_parameters(const Config& config, const Ranks& ranks, const LaidOut& laid) {
+  using layout::Tier;
+  const auto& offload = config.zero_optimization.offload_param;
+  if (offload.device == OffloadDevice::kNvme) return placement(true, offload.buffer_count, Tier::kDisk);
+  if (use_node_shared(config, laid, ranks.module_on_cpu)) return {.tier = Tier::kHostShared};
+  // Shards of the ranks of a host are once in its memory, and those on devices where all can read them.
+  const bool all_reach_them = ranks.on_cpu ? ranks.hosts == 1 : ranks.reads_in_place;
+  const bool are_shared = !ranks.module_on_cpu && (ranks.count > 1 || !stays_whole(config, ranks, laid)) &&
+                          all_reach_them && laid.sharding.optimizer_states;
+  if (ranks.on_cpu) return {.tier = are_shared ? Tier::kHostShared : Tier::kHost};
+  return {.tier = are_shared ? Tier::kDeviceShared : Tier::kDevice};
+}
+
+layout::Placements place(const Config& config, const Ranks& ranks, const LaidOut& laid) {
+  using layout::Tier;
+  const auto& zero = config.zero_optimization;
+  const auto& gradients = config.zerotorch.offload_gradients;
+  const auto& activations = config.zerotorch.offload_activations;
+  const Tier in_memory = ranks.on_cpu ? Tier::kHost : Tier::kDevice;
+  const Tier of_module = ranks.module_on_cpu ? Tier::kHost : Tier::kDevice;
+  layout::Placements place;
+  place.parameters = place_parameters(config, ranks, laid);
+  place.gradients = placement(gradients.device == Config::Zerotorch::OffloadGradients::Device::kNvme,
+                              gradients.buffer_count, in_memory);
+  place.states =
+      placement(zero.offload_optimizer.device == OffloadDevice::kNvme, zero.offload_optimizer.buffer_count, in_memory);
+  place.states.on_device = split_states(config, ranks, laid);
+  place.activations =
+      placement(activations.device == Config::Zerotorch::OffloadActivations::Device::kNvme, activations.buffer_count,
+                config.activations_in_host_memory() ? Tier::kHost : of_module);
+  place.units = use_node_shared(config, laid, ranks.module_on_cpu) ? Tier::kHostShared : of_module;
+  return place;
 }
 
 /// Optimizers of whole tensors work in the memory of their sums, in fp32.
 bool sums_are_gradients(const Config& config, const Ranks& ranks, const LaidOut& laid) {
   const bool has_one = ranks.count == 1 && config.gradient_accumulation_steps == 1;
-  if (!has_one || laid.gradients_on_disk) return false;
+  if (!has_one || laid.place.gradients.is_on_disk()) return false;
   const bool changes_them = rule_of(config).whole || rule_of(config, /*by_muon=*/false).whole;
   return laid.sum_dtype == laid.gradient_dtype || (laid.sum_dtype == DType::kFloat32 && !changes_them);
 }
@@ -220,25 +245,19 @@ LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layo
   laid.update = config::kind_of(config.zerotorch.update);
   laid.bucket_numel = layout::bucket_numel(zero.reduce_bucket_size, ranks.count, ranks.on_cpu);
   laid.prefetch_numel = laid.overlap ? zero.stage3_prefetch_bucket_size : 0;
-  using OffloadOptimizer = Config::ZeroOptimization::OffloadOptimizer;
-  laid.states_on_disk = zero.offload_optimizer.device == OffloadOptimizer::Device::kNvme;
-  laid.disk_buffers = zero.offload_optimizer.buffer_count;
   laid.sub_group_numel = layout::round_up(zero.sub_group_numel(), layout::kBlockNumel);
-  put_states_on_device(config, ranks, laid);
-  put_gradients_on_disk(config, laid);
-  put_parameters_on_disk(config, laid);
+  laid.place = place(config, ranks, laid);
+  constexpr std::int64_t kMostUpdatedNumel = 4 << 20;
+  if (std::ranges::find(laid.place.states.on_device, true) != laid.place.states.on_device.end())
+    laid.device_update_numel = std::min(laid.sub_group_numel, kMostUpdatedNumel);
+  const bool from_disk = laid.place.parameters.is_on_disk();
+  // Shards begin where pages of the file may.
+  if (from_disk) laid.cut_numel = std::max(layout::kBlockNumel, layout::kColumnAlignNbytes / laid.low_nbytes());
   laid.sums_are_gradients = sums_are_gradients(config, ranks, laid);
   // Less than a unit ahead would be none at all, and the disk or the GPU's bus idle.
-  if (laid.prefetch_numel > 0 && (laid.parameters_on_disk || !ranks.module_on_cpu))
+  if (laid.prefetch_numel > 0 && (from_disk || !ranks.module_on_cpu))
     laid.prefetch_numel = std::max(laid.prefetch_numel, laid.largest_unit());
-  laid.node_shared = use_node_shared(config, laid, ranks.module_on_cpu);
   laid.resident = residents(config, ranks, laid);
-  laid.on_device = !ranks.on_cpu;
-  laid.units_on_device = ranks.on_cpu && !ranks.module_on_cpu;
-  // Shards of the ranks of a host are once in its memory, and those on devices where all can read them.
-  const bool reads_in_place = laid.on_device ? ranks.reads_in_place : ranks.hosts == 1;
-  laid.copies_units = !ranks.module_on_cpu && (ranks.count > 1 || !stays_whole(config, ranks, laid)) &&
-                      reads_in_place && laid.sharding.optimizer_states && !laid.parameters_on_disk;
   choose_rules(parameters, config, laid);
   return laid;
 }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "config/update_kind.h"
+#include "layout/placement.h"
 #include "layout/shard.h"
 #include "layout/sharding.h"
 #include "layout/state_slots.h"
@@ -31,11 +32,8 @@ bool wants_nccl(const Config& config, int hosts);
 struct LaidOut {
   std::vector<layout::Unit> units;
   layout::Sharding sharding;
-  bool node_shared = false;      ///< else the copying store
-  std::vector<bool> resident;    ///< copying store: whole on every rank; node-shared: all false
-  bool copies_units = false;     ///< whole units are copies of shards that ranks read in place, resident ones too
-  bool on_device = false;        ///< shards, sums and states are in the memory of the module's accelerator
-  bool units_on_device = false;  ///< whole units are, and shards in the host's
+  layout::Placements place;
+  std::vector<bool> resident;  ///< units that are whole on every rank; none with the node-shared store
   DType param_dtype = DType::kFloat32;
   DType gradient_dtype = DType::kFloat32;  ///< what gradients travel in
   DType sum_dtype = DType::kFloat32;       ///< they are added in
@@ -51,21 +49,11 @@ struct LaidOut {
   std::int64_t whole_moved_numel = 0;            ///< elements that all ranks together receive for it
   std::vector<std::int64_t> whole_state_nbytes;  ///< by these: of their states that are not of elements
   bool overlap = false;
-  config::UpdateKind update;        ///< what the schedule of updates takes
-  std::int64_t bucket_numel = 0;    ///< most elements of a bucket
-  std::int64_t prefetch_numel = 0;  ///< gathered ahead of their use, at most
-  /// Masters and states of elements are in a file, and so many slots of at most that many elements in memory.
-  bool states_on_disk = false;
-  std::int64_t disk_buffers = 0, sub_group_numel = 0;
-  /// By unit: its states are on the module's accelerator, while all else is in host memory; empty: none are.
-  std::vector<bool> states_on_device;
-  std::int64_t device_update_numel = 0;  ///< of what is copied for their updates at once; 0: there are none
-  /// Sums of gradients are in a file, and so many slots of it in memory.
-  bool gradients_on_disk = false;
-  std::int64_t gradient_buffers = 0;
-  /// Of units that are not resident the shards are in a file, and so many slots of it in memory.
-  bool parameters_on_disk = false;
-  std::int64_t parameter_buffers = 0;
+  config::UpdateKind update;             ///< what the schedule of updates takes
+  std::int64_t bucket_numel = 0;         ///< most elements of a bucket
+  std::int64_t prefetch_numel = 0;       ///< gathered ahead of their use, at most
+  std::int64_t sub_group_numel = 0;      ///< most elements of a slot of what is on a disk
+  std::int64_t device_update_numel = 0;  ///< of split states: copied for their updates at once; 0: there are none
   std::int64_t cut_numel = layout::kBlockNumel;  ///< shards begin at multiples of it
 
   std::vector<std::int64_t> cuts(std::size_t unit) const {
