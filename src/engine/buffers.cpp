@@ -14,8 +14,8 @@
 #include <algorithm>
 #include <map>
 
+#include "checkpoint/load_report.h"
 #include "engine/agreement.h"
-#include "engine/load_report.h"
 #include "engine/tensor_types.h"
 #include "storage/flat_buffer.h"
 #include "zero/errors.h"
@@ -175,7 +175,7 @@ std::string kept_buffers_notice(const std::vector<std::string>& kept) {
       "zerotorch.buffer_dtype: mixed precision leaves {} floating-point buffer{} in the module's dtype: {}; "
       "an operator that "
       "then meets two dtypes needs a to() in forward, or \"buffer_dtype\": \"parameters\"",
-      kept.size(), kept.size() == 1 ? "" : "s", some_of(kept));
+      kept.size(), kept.size() == 1 ? "" : "s", checkpoint::some_of(kept));
 }
 
 void broadcast_buffers(const Inventory& inventory, Group& group) {

@@ -29,8 +29,10 @@
 #include "zero/engine.h"
 
 namespace zero {
-namespace engine {
+namespace persistence {
 class Checkpoints;
+}
+namespace engine {
 
 /// An engine's number among those of this process that live, from 0: two do not draw the same noise.
 struct EngineNumber {
@@ -130,10 +132,10 @@ struct Engine::Impl {
   } use_buffers;
   at::Tensor model_parallel_random;  ///< where ModelParallelRandom goes on in this micro-batch; undefined: its start
   bool failed = false;
-  std::set<std::string> without_values;              ///< parameters that were built without and are not loaded yet
-  bool half_loaded = false;                          ///< a load failed after the first value was changed
-  std::shared_ptr<engine::Checkpoints> checkpoints;  ///< made by the first save
-  bool aborts_on_exception = true;                   ///< leaving by exception ends the other ranks too
+  std::set<std::string> without_values;                   ///< parameters that were built without and are not loaded yet
+  bool half_loaded = false;                               ///< a load failed after the first value was changed
+  std::shared_ptr<persistence::Checkpoints> checkpoints;  ///< made by the first save
+  bool aborts_on_exception = true;                        ///< leaving by exception ends the other ranks too
 
   ~Impl();
 

@@ -1,6 +1,6 @@
 #pragma once
 // Where a run stands, beside its tensors: one value, of which a checkpoint's `state` is made and from which it goes on
-// (engine/saved_state.h).
+// (persistence/saved_state.h).
 #include <cstdint>
 #include <optional>
 #include <vector>

@@ -10,7 +10,7 @@
 
 #include "doubles/faulty_files.h"
 #include "doubles/memory_files.h"
-#include "engine/checkpoints.h"
+#include "persistence/checkpoints.h"
 #include "support/engine_hash.h"
 #include "support/errors.h"
 #include "support/odd_model.h"
@@ -49,20 +49,20 @@ class EngineCrash : public ::testing::Test {
       train(other_);
       hashes_[step] = hash_of(other_);
     }
-    engine::use_files(saving_.impl(), with_step_1_);
+    persistence::use_files(saving_.impl(), with_step_1_);
     train(saving_);
     saving_.save_checkpoint("ckpt", "step1");
     train(saving_);
   }
   /// Before the files that they use go.
   void leave_files() {
-    engine::use_files(saving_.impl(), with_step_1_);
-    engine::use_files(other_.impl(), with_step_1_);
+    persistence::use_files(saving_.impl(), with_step_1_);
+    persistence::use_files(other_.impl(), with_step_1_);
   }
 
   /// Loads from those files and goes on for a step; returns the step that was loaded.
   int expect_sound(io::FileSystem& files, const std::string& where, const LoadOptions& options = {}) {
-    engine::use_files(other_.impl(), files);
+    persistence::use_files(other_.impl(), files);
     const auto step = static_cast<int>(other_.load_checkpoint("ckpt", "", options).global_steps);
     EXPECT_EQ(hash_of(other_), hashes_[step]) << where;
     train(other_);
@@ -73,7 +73,7 @@ class EngineCrash : public ::testing::Test {
   std::uint64_t operations_of_a_save(const std::string& tag, const SaveOptions& options) {
     const auto files = copy_of(with_step_1_);
     io::FaultyFileSystem counting(*files);
-    engine::use_files(saving_.impl(), counting);
+    persistence::use_files(saving_.impl(), counting);
     saving_.save_checkpoint("ckpt", tag, "{}", options);
     saving_.wait_checkpoint();
     EXPECT_EQ(expect_sound(*files, "undisturbed"), 2);
@@ -103,7 +103,7 @@ TEST_F(EngineCrash, AtEveryOperationOfASave) {
       const auto files = copy_of(with_step_1_);
       io::FaultyFileSystem stopping(*files);
       stopping.stop_at_mutation(k);
-      engine::use_files(saving_.impl(), stopping);
+      persistence::use_files(saving_.impl(), stopping);
       error_of([&] {
         saving_.save_checkpoint("ckpt", tag, "{}", options);
         saving_.wait_checkpoint();
@@ -135,7 +135,7 @@ TEST_F(EngineCrash, AtEveryOperationOfASave) {
 }
 
 TEST_F(EngineCrash, EveryReadOfALoadFailsOnce) {
-  engine::use_files(saving_.impl(), with_step_1_);
+  persistence::use_files(saving_.impl(), with_step_1_);
   saving_.save_checkpoint("ckpt", "step2");
   io::FaultyFileSystem counting(with_step_1_);
   expect_sound(counting, "undisturbed");
@@ -144,7 +144,7 @@ TEST_F(EngineCrash, EveryReadOfALoadFailsOnce) {
   for (std::uint64_t k = 0; k < reads; ++k) {
     io::FaultyFileSystem failing(with_step_1_);
     failing.fail_read(k, EIO);
-    engine::use_files(other_.impl(), failing);
+    persistence::use_files(other_.impl(), failing);
     const std::string error = error_of([&] { other_.load_checkpoint("ckpt"); });
     EXPECT_TRUE(failing.happened());
     EXPECT_NE(error.find("Input/output error"), std::string::npos) << k << ": " << error;
@@ -156,11 +156,11 @@ TEST_F(EngineCrash, EveryReadOfALoadFailsOnce) {
 }
 
 TEST_F(EngineCrash, DamageIsAnErrorOrAFallBackNeverAWrongLoad) {
-  engine::use_files(saving_.impl(), with_step_1_);
+  persistence::use_files(saving_.impl(), with_step_1_);
   saving_.save_checkpoint("ckpt", "step2");
   int damages = 0;
   const auto expect_noticed = [&](const std::string& what) {
-    engine::use_files(other_.impl(), with_step_1_);
+    persistence::use_files(other_.impl(), with_step_1_);
     // Step 2 by its name is an error; the newest that is intact, when asked for, is step 1.
     EXPECT_NE(error_of([&] { other_.load_checkpoint("ckpt", "step2"); }), "") << what;
     EXPECT_EQ(expect_sound(with_step_1_, what, {.fall_back = true}), 1) << what;

@@ -12,7 +12,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "engine/checkpoints.h"
+#include "persistence/checkpoints.h"
 #include "support/layers.h"
 #include "support/odd_model.h"
 #include "support/resume.h"
@@ -274,7 +274,7 @@ TEST_F(CheckpointElastic, EachRankReadsOnlyWhatItNeeds) {
     expect_all_ok(spawn(ranks, [&](Group group) {
       WatchedFiles files(io::system_files());
       auto engine = big(group);
-      engine::use_files(engine.impl(), files);
+      persistence::use_files(engine.impl(), files);
       engine.load_checkpoint(folder);
       const auto share = payload / static_cast<std::uint64_t>(ranks);
       // Blocks are read whole, two of them per run of elements more than is wanted; and the headers.

@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "doubles/faulty_files.h"
-#include "engine/checkpoints.h"
+#include "persistence/checkpoints.h"
 #include "support/engine_hash.h"
 #include "support/errors.h"
 #include "support/odd_model.h"
@@ -65,7 +65,7 @@ TEST_F(CheckpointSave, ASecondOneWaitsOrIsRefusedAndStagingIsReused) {
   expect_all_ok(spawn(2, [&](Group group) {
     WatchedFiles files(io::system_files());
     auto engine = deep_engine(group);
-    engine::use_files(engine.impl(), files);
+    persistence::use_files(engine.impl(), files);
     train(engine);
     const auto staging = [&] { return engine.memory_report()[MemoryKind::kStaging].current_nbytes; };
     EXPECT_EQ(staging(), 0);
@@ -133,7 +133,7 @@ TEST_F(CheckpointSave, AnAsynchronousErrorSurfacesOnceAtTheNextCall) {
   expect_all_ok(spawn(2, [&](Group group) {
     io::FaultyFileSystem files(io::system_files());
     auto engine = deep_engine(group);
-    engine::use_files(engine.impl(), files);
+    persistence::use_files(engine.impl(), files);
     train(engine);
     engine.save_checkpoint(folder, "good");
     const std::function<void()> calls[] = {
@@ -166,7 +166,7 @@ TEST_F(CheckpointSave, TrainingGoesOnAfterEveryFailure) {
   expect_all_ok(spawn(2, [&](Group group) {
     io::FaultyFileSystem files(io::system_files());
     auto engine = deep_engine(group);
-    engine::use_files(engine.impl(), files);
+    persistence::use_files(engine.impl(), files);
     train(engine);
     engine.save_checkpoint(folder, "step1");
     const auto before = files.count();

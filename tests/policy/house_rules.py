@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import subprocess
 import sys
 
 ROOT = pathlib.Path(sys.argv[1])
@@ -30,6 +31,7 @@ ROOMS = {
     "observe": {"io", "comm", "intercept", "storage", "sharding", "monitor"},
     "engine": {"config", "layout", "optim", "setup", "io", "comm", "intercept", "device",
                "storage", "offload", "sharding", "checkpoint", "observe"},
+    "persistence": {"io", "intercept", "storage", "checkpoint", "engine"},
     "train": {"io", "device", "storage", "monitor", "engine"},
     "data": set(),
     "models": {"data"},
@@ -101,6 +103,31 @@ def check_rooms_are_in_order():
             problem(readme, 1, f"room '{room}' may use {', '.join(sorted(ROOMS.get(room, set()))) or '-'}")
 
 
+def check_the_picture_of_rooms():
+    done = subprocess.run([sys.executable, ROOT / "scripts/draw_rooms.py", "--check"], capture_output=True, text=True)
+    if done.returncode != 0:
+        problem(ROOT / "docs/images/rooms.svg", 1, (done.stdout + done.stderr).strip())
+
+
+def check_where_new_things_go():
+    """The files that src/README.md names are there, and a new thing touches at most as many as the table promises."""
+    readme = ROOT / "src/README.md"
+    table = readme.read_text().split("## Where something new goes")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| ([^|`]+) \| (\d) \| ([^|]+) \| ([^|]+) \|$", table, re.M)
+    if len(rows) < 15:
+        problem(readme, 1, f"the table of new things has {len(rows)} rows that can be read")
+    for what, count, files, shown_by in rows:
+        named = re.findall(r"`((?:[\w-]+/)+[\w*]+\.\w+)`", files)
+        for path in named + re.findall(r"`((?:[\w-]+/)+[\w*]+\.\w+)`", shown_by):
+            if not any(any((ROOT / base).glob(path)) for base in (".", "src")):
+                problem(readme, 1, f"'{what}' names {path}, which does not exist")
+        touched = len(set(named)) + files.count("a new file")
+        if touched != int(count):
+            problem(readme, 1, f"'{what}' says {count} files, and names {touched}")
+        if len(set(named)) > 4:
+            problem(readme, 1, f"'{what}' changes {len(set(named))} files: more than 4")
+
+
 def check_programs_use_the_public_api():
     for folder in ("apps", "examples"):
         for path in sources(folder):
@@ -122,7 +149,7 @@ def check_library_is_quiet():
 def check_files_go_through_io():
     """So that a test can put a crash or a full disk in their place."""
     # Archives of torch.save are read by libtorch itself, or mapped.
-    allowed = {"src/engine/weight_source.cpp"}
+    allowed = {"src/persistence/weight_source.cpp"}
     for path in sources("src/checkpoint", "src/engine", "src/train"):
         for number, kind, name in includes(path):
             if name in ("fstream", "cstdio", "stdio.h", "fcntl.h", "sys/stat.h") and \
@@ -221,7 +248,8 @@ def check_mutants_follow_the_code():
             problem(path, 1, f"what {mutant['name']} replaces occurs {count} times in {mutant['file']}")
 
 
-for check in (check_layers, check_rooms_are_in_order, check_programs_use_the_public_api, check_library_is_quiet, check_files_go_through_io,
+for check in (check_layers, check_rooms_are_in_order, check_the_picture_of_rooms, check_where_new_things_go,
+              check_programs_use_the_public_api, check_library_is_quiet, check_files_go_through_io,
               check_walls, check_files, check_tests_are_registered, check_flags_are_documented, check_readme_example,
               check_one_place_for_stages, check_mutants_follow_the_code):
     check()

@@ -4,17 +4,17 @@
 #include <vector>
 
 #include "checkpoint/folder.h"
-#include "engine/load_items.h"
-#include "engine/saved_state.h"
-#include "engine/saved_tensors.h"
+#include "persistence/load_items.h"
+#include "persistence/saved_state.h"
+#include "persistence/saved_tensors.h"
 #include "zero/checkpoint.h"
 
-namespace zero::engine {
+namespace zero::persistence {
 
 struct LoadPlan {
   /// Where the run goes on, with the learning rates of this run's groups. Read where `options.load_lr_scheduler_states`
   /// asks for it, and not with `module_only`.
-  TrainingState training;
+  engine::TrainingState training;
   bool keeps_window = false;          ///< the accumulated gradients come, and the window goes on
   std::vector<int> unused_in_window;  ///< parameters
 
@@ -35,4 +35,4 @@ std::vector<int> frozen_with_states(const Engine::Impl& impl, const SavedTensors
 LoadPlan plan_load(const Engine::Impl& impl, const checkpoint::Found& found, const SavedTensors& saved,
                    const SavedState& state, const LoadOptions& options);
 
-}  // namespace zero::engine
+}  // namespace zero::persistence

@@ -13,23 +13,32 @@
 
 #include "base/log.h"
 #include "checkpoint/agree.h"
+#include "checkpoint/load_report.h"
 #include "checkpoint/model_files.h"
 #include "engine/agreement.h"
 #include "engine/buffers.h"
-#include "engine/checkpoints.h"
-#include "engine/load_report.h"
 #include "engine/tensor_types.h"
-#include "engine/weight_source.h"
 #include "intercept/gradient_hook.h"
+#include "persistence/checkpoints.h"
+#include "persistence/weight_source.h"
 #include "storage/cpu_allocator.h"
 #include "zero/errors.h"
 
 namespace zero {
-namespace engine {
+namespace persistence {
 namespace {
 
 using checkpoint::agree;
 using checkpoint::error_of;
+using checkpoint::require_all_match;
+using checkpoint::shape_mismatch;
+using engine::broadcast_text;
+using engine::Inventory;
+using engine::name_matches;
+using engine::Split;
+using engine::stored_shape;
+using engine::to_element_type;
+using engine::to_scalar_type;
 
 /// As error_of(), with the words of libtorch's errors and not their stack.
 template <class Work>
@@ -223,7 +232,7 @@ class FullWeightsLoader {
     }
     if (!fits(*found, buffer.name, buffer.tensor, buffer.split)) return;
     items_.push_back({*found, [tensor = buffer.tensor, split = buffer.split](const at::Tensor& values) {
-                        write_stored(tensor, split.part_of(values));
+                        engine::write_stored(tensor, split.part_of(values));
                       }});
   }
 
@@ -305,12 +314,12 @@ checkpoint::SafetensorsEntry entry_of(const Engine::Impl& impl, const Exported& 
 }
 
 }  // namespace
-}  // namespace engine
+}  // namespace persistence
 
 LoadReport Engine::load_full_weights(const std::string& path, const FullWeightsOptions& options) {
   auto& impl = *impl_;
   impl.enter(engine::Entry::kBetweenSteps, "load_full_weights");
-  engine::FullWeightsLoader weights(impl, path, options);
+  persistence::FullWeightsLoader weights(impl, path, options);
   weights.plan();
   impl.store->quiesce();
   impl.group.barrier({.label = "load_full_weights"}).wait();  // nobody reads old values any more
@@ -329,30 +338,30 @@ checkpoint::ExportReport Engine::save_full_weights(const std::string& folder, co
   impl.check_values("save_full_weights");
   at::NoGradGuard no_grad;
   const std::string what = fmt::format("writing the weights to '{}'", folder);
-  const auto list = engine::exported_tensors(impl.inventory, impl.model, options);
+  const auto list = persistence::exported_tensors(impl.inventory, impl.model, options);
   std::vector<checkpoint::SafetensorsEntry> entries;
   std::optional<ModelFiles> files;
   std::uint64_t total = 0, done = 0;
-  checkpoint::agree(what, engine::error_text([&] {
+  checkpoint::agree(what, persistence::error_text([&] {
                       for (const auto& item : list) {
-                        const auto& entry = entries.emplace_back(engine::entry_of(impl, item, options.dtype));
+                        const auto& entry = entries.emplace_back(persistence::entry_of(impl, item, options.dtype));
                         total += static_cast<std::uint64_t>(c10::multiply_integers(entry.shape)) *
                                  element_nbytes(entry.dtype);
                       }
                       if (impl.groups.is_first()) {
-                        files.emplace(engine::checkpoints_of(impl).files(), folder, entries, options);
+                        files.emplace(persistence::checkpoints_of(impl).files(), folder, entries, options);
                       }
                     }),
                     impl.groups.all);
   checkpoint::ExportReport report;
   std::vector<std::byte> bytes;
-  engine::FreedMemory freed;
+  persistence::FreedMemory freed;
   for (std::size_t i = 0; i < list.size(); ++i) {
     at::Tensor whole =
         list[i].parameter >= 0 ? full_weight(list[i].name) : impl.inventory.buffers[list[i].buffer].tensor;
-    if (const auto& split = engine::named_of(impl, list[i]).split; split.is_split())
+    if (const auto& split = persistence::named_of(impl, list[i]).split; split.is_split())
       whole = split.gather(engine::stored_form(whole), *impl.groups.model_parallel, list[i].name);
-    checkpoint::agree(what, engine::error_text([&] {
+    checkpoint::agree(what, persistence::error_text([&] {
                         if (!files) return;
                         const at::Tensor values = engine::stored_form(whole).cpu().contiguous();
                         const auto dtype = engine::to_element_type(values.scalar_type(), list[i].name);
@@ -368,7 +377,7 @@ checkpoint::ExportReport Engine::save_full_weights(const std::string& folder, co
     whole = at::Tensor();
     freed.add(nbytes);
   }
-  checkpoint::agree(what, engine::error_text([&] {
+  checkpoint::agree(what, persistence::error_text([&] {
                       if (files) report = files->finish();
                     }),
                     impl.groups.all);

@@ -12,19 +12,21 @@
 #include "checkpoint/folder.h"
 #include "checkpoint/range_reader.h"
 #include "engine/agreement.h"
-#include "engine/checkpoints.h"
-#include "engine/load_apply.h"
-#include "engine/load_plan.h"
+#include "persistence/checkpoints.h"
+#include "persistence/load_apply.h"
+#include "persistence/load_plan.h"
 #include "zero/errors.h"
 
 namespace zero {
-namespace engine {
+namespace persistence {
 namespace {
 
 using checkpoint::agree;
 using checkpoint::error_of;
 using checkpoint::find_checkpoint;
 using checkpoint::Found;
+using engine::broadcast_text;
+using engine::first_difference;
 
 /// Loads one checkpoint. `changed` becomes true before the first value does. *Collective.*
 LoadReport load_one(Engine::Impl& impl, io::FileSystem& files, const Found& found, const LoadOptions& options,
@@ -99,7 +101,7 @@ std::vector<std::string> other_tags(Engine::Impl& impl, io::FileSystem& files, c
 }
 
 }  // namespace
-}  // namespace engine
+}  // namespace persistence
 
 namespace {
 
@@ -122,18 +124,18 @@ LoadReport Engine::load_checkpoint(const std::string& folder, const std::string&
   LoadInProgress progress(impl);
   impl.enter(engine::Entry::kBetweenSteps, "load_checkpoint");
   wait_checkpoint();
-  auto& files = engine::checkpoints_of(impl).files();
+  auto& files = persistence::checkpoints_of(impl).files();
   std::set<std::string> tried;
   std::vector<std::string> failures;
   std::string next = tag;
   while (true) {
     try {
-      const auto found = engine::find_together(impl, files, folder, next);
+      const auto found = persistence::find_together(impl, files, folder, next);
       next = found.tag;
-      LoadReport report = engine::load_one(impl, files, found, options, progress.changed);
+      LoadReport report = persistence::load_one(impl, files, found, options, progress.changed);
       progress.succeeded = true;
       impl.note_loaded(report);
-      engine::checkpoints_of(impl).go_on_in(folder);
+      persistence::checkpoints_of(impl).go_on_in(folder);
       for (const auto& failure : failures) {
         report.notices.push_back(fmt::format("fell back to another checkpoint: {}", failure));
       }
@@ -145,7 +147,7 @@ LoadReport Engine::load_checkpoint(const std::string& folder, const std::string&
       if (!options.fall_back || !tag.empty()) throw;
       failures.emplace_back(error.what());
       tried.insert(next);
-      const auto others = engine::other_tags(impl, files, folder, tried);
+      const auto others = persistence::other_tags(impl, files, folder, tried);
       if (others.empty()) throw CheckpointError(fmt::format("{}", fmt::join(failures, "; then ")));
       next = others.front();
     }

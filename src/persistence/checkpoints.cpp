@@ -1,4 +1,4 @@
-#include "engine/checkpoints.h"
+#include "persistence/checkpoints.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -22,15 +22,22 @@
 #include "engine/agreement.h"
 #include "engine/buffers.h"
 #include "engine/random_state.h"
-#include "engine/saved_state.h"
 #include "engine/tensor_types.h"
+#include "persistence/saved_state.h"
 #include "zero/errors.h"
 
 namespace zero {
-namespace engine {
+namespace persistence {
 namespace {
 
 using checkpoint::ElementType;
+using engine::EngineMoments;
+using engine::first_difference;
+using engine::MicroBatchRandom;
+using engine::Split;
+using engine::stored_form;
+using engine::stored_shape;
+using engine::to_element_type;
 namespace kinds = checkpoint::kinds;
 using checkpoint::Piece;
 using checkpoint::TensorInfo;
@@ -271,7 +278,7 @@ class Collector {
   }
 
   void add_random_state(int rank, c10::Device device) {
-    const at::Tensor state = random_state(device);
+    const at::Tensor state = engine::random_state(device);
     TensorInfo info;
     info.name = random_state_name(rank, device.is_cpu() ? "cpu" : "accelerator");
     info.kind = kinds::kRandomState;
@@ -487,7 +494,7 @@ void use_files(Engine::Impl& impl, io::FileSystem& files) {
   impl.checkpoints = std::make_shared<Checkpoints>(impl, files);
 }
 
-}  // namespace engine
+}  // namespace persistence
 
 void Engine::save_checkpoint(const std::string& folder, const std::string& tag, std::string_view client_state,
                              const SaveOptions& options) {
@@ -495,7 +502,7 @@ void Engine::save_checkpoint(const std::string& folder, const std::string& tag, 
   impl.enter(engine::Entry::kBetweenSteps, "save_checkpoint");
   impl.check_values("save_checkpoint");
   if (impl.window_micro_batches() > 0) impl.agree_on_use();
-  engine::checkpoints_of(impl).save(folder, tag, client_state, options);
+  persistence::checkpoints_of(impl).save(folder, tag, client_state, options);
 }
 
 void Engine::wait_checkpoint() {

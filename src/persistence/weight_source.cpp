@@ -1,4 +1,4 @@
-#include "engine/weight_source.h"
+#include "persistence/weight_source.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
@@ -22,9 +22,12 @@
 #include "engine/tensor_types.h"
 #include "zero/errors.h"
 
-namespace zero::engine {
+namespace zero::persistence {
 namespace {
 
+using engine::stored_form;
+using engine::to_element_type;
+using engine::to_scalar_type;
 class SafetensorsSource : public WeightSource {
  public:
   SafetensorsSource(io::FileSystem& files, const std::string& path) : weights_(files, path) {
@@ -163,4 +166,4 @@ std::unique_ptr<WeightSource> open_weights(io::FileSystem& files, const std::str
   return open_torch_archive(path);
 }
 
-}  // namespace zero::engine
+}  // namespace zero::persistence

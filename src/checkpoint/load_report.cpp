@@ -1,4 +1,4 @@
-#include "engine/load_report.h"
+#include "checkpoint/load_report.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -7,7 +7,7 @@
 
 #include "zero/errors.h"
 
-namespace zero::engine {
+namespace zero::checkpoint {
 
 std::string some_of(const std::vector<std::string>& names) {
   constexpr std::size_t kMaxNamed = 8;
@@ -34,4 +34,4 @@ void require_all_match(const LoadReport& report, const std::string& what, const 
   if (!text.empty()) throw CheckpointError(fmt::format("{}: {}. {}", what, text, remedy));
 }
 
-}  // namespace zero::engine
+}  // namespace zero::checkpoint

@@ -5,7 +5,7 @@
 
 #include "zero/checkpoint.h"
 
-namespace zero::engine {
+namespace zero::checkpoint {
 
 /// "a, b, c and 9 more".
 std::string some_of(const std::vector<std::string>& names);
@@ -15,4 +15,4 @@ std::string shape_mismatch(const std::string& name, const std::vector<std::int64
 /// Throws CheckpointError with all that does not match; `what` begins the sentence, `remedy` ends it.
 void require_all_match(const LoadReport& report, const std::string& what, const std::string& remedy);
 
-}  // namespace zero::engine
+}  // namespace zero::checkpoint

@@ -1,8 +1,8 @@
-#include "engine/saved_tensors.h"
+#include "persistence/saved_tensors.h"
 
 #include <fmt/format.h>
 
-namespace zero::engine {
+namespace zero::persistence {
 
 namespace kinds = checkpoint::kinds;
 
@@ -93,4 +93,4 @@ std::vector<std::size_t> SavedTensors::weights_and_buffers() const {
   return tensors;
 }
 
-}  // namespace zero::engine
+}  // namespace zero::persistence

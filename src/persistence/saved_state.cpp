@@ -1,4 +1,4 @@
-#include "engine/saved_state.h"
+#include "persistence/saved_state.h"
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
@@ -14,7 +14,7 @@
 
 #include "zero/errors.h"
 
-namespace zero::engine {
+namespace zero::persistence {
 namespace {
 
 constexpr std::int64_t kMostCounted = std::int64_t{1} << 53;  // JSON's numbers hold no more everywhere
@@ -183,9 +183,9 @@ SavedState SavedState::of(const Engine::Impl& impl) {
   state.model_parallel_size = impl.groups.model_parallel_size();
   state.stage = impl.config.zero_optimization.stage;
   state.precision = dtype_name(impl.model.param_dtype);
-  state.threads_per_rank = engine::threads_per_rank();
-  state.cpu_capability = engine::cpu_capability();
-  state.cpu_products = engine::cpu_products(impl);
+  state.threads_per_rank = persistence::threads_per_rank();
+  state.cpu_capability = persistence::cpu_capability();
+  state.cpu_products = persistence::cpu_products(impl);
   return state;
 }
 
@@ -199,7 +199,7 @@ std::string SavedState::to_json() const {
       {"model_parallel_size", model_parallel_size},
       {"optimizer_steps", optimizer_steps},
       {"seed", std::to_string(training.seed)},  // 64 bits: more than JSON's numbers hold everywhere
-      {"loss_scaler", engine::to_json(training.scaler)},
+      {"loss_scaler", persistence::to_json(training.scaler)},
       {"stage", stage},
       {"precision", precision},
       {"threads_per_rank", threads_per_rank},
@@ -211,10 +211,10 @@ std::string SavedState::to_json() const {
   if (training.accumulation_steps) json["gradient_accumulation_steps_set"] = true;
   // One number where all groups have it, as before there were several.
   const auto& overrides = training.lr_overrides;
-  json["learning_rate_override"] = overrides.size() == 1 ? engine::to_json(overrides.front()) : nlohmann::json();
+  json["learning_rate_override"] = overrides.size() == 1 ? persistence::to_json(overrides.front()) : nlohmann::json();
   if (overrides.size() > 1) {
     auto& each = json["learning_rate_overrides"] = nlohmann::json::array();
-    for (const auto& rate : overrides) each.push_back(engine::to_json(rate));
+    for (const auto& rate : overrides) each.push_back(persistence::to_json(rate));
   }
   if (!program_optimizer.is_null()) json["program_optimizer"] = program_optimizer;
   if (!parameter_steps.empty()) json["parameter_steps"] = parameter_steps;
@@ -264,4 +264,4 @@ SavedState SavedState::from_json(const std::string& text, Parts parts, const std
   return state;
 }
 
-}  // namespace zero::engine
+}  // namespace zero::persistence

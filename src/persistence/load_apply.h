@@ -1,9 +1,9 @@
 #pragma once
 // The engine follows what a load reads.
 #include "engine/engine_impl.h"
-#include "engine/load_plan.h"
+#include "persistence/load_plan.h"
 
-namespace zero::engine {
+namespace zero::persistence {
 
 /// Before anything is read: gradient sums start from zero, or get memory where the checkpoint has them. `is_repair`: an
 /// earlier load failed and left sums of its own. Local.
@@ -12,4 +12,4 @@ void prepare_window(Engine::Impl& impl, const LoadPlan& plan, const LoadOptions&
 /// When everything is read: parameters follow their masters, counters what the plan says. *Collective.*
 void apply_load(Engine::Impl& impl, const LoadPlan& plan, const LoadOptions& options);
 
-}  // namespace zero::engine
+}  // namespace zero::persistence

@@ -1,4 +1,4 @@
-#include "engine/load_plan.h"
+#include "persistence/load_plan.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -11,15 +11,22 @@
 #include <set>
 #include <utility>
 
+#include "checkpoint/load_report.h"
 #include "engine/buffers.h"
-#include "engine/checkpoints.h"
-#include "engine/load_report.h"
 #include "engine/random_state.h"
+#include "persistence/checkpoints.h"
 #include "zero/errors.h"
 
-namespace zero::engine {
+namespace zero::persistence {
 namespace {
 
+using checkpoint::require_all_match;
+using checkpoint::shape_mismatch;
+using checkpoint::some_of;
+using engine::Inventory;
+using engine::ProgramOptimizer;
+using engine::stored_shape;
+using engine::TrainingState;
 namespace kinds = checkpoint::kinds;
 using checkpoint::TensorInfo;
 using layout::Range;
@@ -444,7 +451,7 @@ class LoadPlanner {
     const auto t = saved_.find(kinds::kRandomState, random_state_name(impl_.groups.all.rank(), device_name));
     if (!t) return;
     plan_.items.push_back({*t, 0, saved_.info(*t).numel(), {}, {}, [device](const at::Tensor& state) {
-                             set_random_state(device, state);
+                             engine::set_random_state(device, state);
                            }});
   }
 
@@ -475,4 +482,4 @@ LoadPlan plan_load(const Engine::Impl& impl, const checkpoint::Found& found, con
   return LoadPlanner(impl, found, saved, state, options).plan();
 }
 
-}  // namespace zero::engine
+}  // namespace zero::persistence

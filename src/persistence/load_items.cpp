@@ -1,4 +1,4 @@
-#include "engine/load_items.h"
+#include "persistence/load_items.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -10,11 +10,15 @@
 #include "engine/buffers.h"
 #include "engine/tensor_types.h"
 
-namespace zero::engine {
+namespace zero::persistence {
 namespace {
 
 using checkpoint::Target;
 using checkpoint::TensorInfo;
+using engine::Inventory;
+using engine::Split;
+using engine::strides_of;
+using engine::to_scalar_type;
 using layout::Range;
 
 constexpr std::size_t kMostBesideNbytes = 256 << 20;
@@ -86,7 +90,7 @@ LoadItem parameter_item(const Engine::Impl& impl, int p, std::size_t index, cons
 
 LoadItem buffer_item(const Inventory::Named& buffer, std::size_t index, const TensorInfo& info) {
   const auto give = [tensor = buffer.tensor, split = buffer.split, info](const at::Tensor& values) {
-    write_stored(tensor, split.part_of(whole_from_file(values, info)));
+    engine::write_stored(tensor, split.part_of(whole_from_file(values, info)));
   };
   return {index, 0, info.numel(), {}, {}, give};
 }
@@ -117,4 +121,4 @@ void read_items(std::vector<LoadItem>& items, const checkpoint::Manifest& manife
   }
 }
 
-}  // namespace zero::engine
+}  // namespace zero::persistence

@@ -11,12 +11,10 @@
 #include "engine/engine_impl.h"
 #include "storage/flat_buffer.h"
 
-namespace zero::engine {
+namespace zero::persistence {
 
 /// Names of random-generator states in a checkpoint: of this rank and device.
 std::string random_state_name(int rank, std::string_view device);
-
-struct EngineMoments;
 
 class Checkpoints {
  public:
@@ -34,11 +32,11 @@ class Checkpoints {
   const checkpoint::SaveStatistics& statistics() const { return checkpointer_.statistics(); }
   io::FileSystem& files() const { return files_; }
   /// Of its engine.
-  const EngineMoments& moments() const;
+  const engine::EngineMoments& moments() const;
 
  private:
   /// By parameter; empty: there is no such optimizer.
-  using ProgramStates = std::vector<std::optional<ProgramOptimizer::State>>;
+  using ProgramStates = std::vector<std::optional<engine::ProgramOptimizer::State>>;
 
   checkpoint::Contents contents(const ProgramStates& program_states, std::vector<at::Tensor>& keep) const;
   /// What is to be saved of the program's own optimizer. `described`: see SavedState. *Collective.* Throws
@@ -59,4 +57,4 @@ Checkpoints& checkpoints_of(Engine::Impl& impl);
 /// Before the first use: all checkpoint files go through `files`, which outlives the engine. For tests.
 void use_files(Engine::Impl& impl, io::FileSystem& files);
 
-}  // namespace zero::engine
+}  // namespace zero::persistence

@@ -10,7 +10,7 @@
 #include "checkpoint/manifest.h"
 #include "engine/engine_impl.h"
 
-namespace zero::engine {
+namespace zero::persistence {
 
 class SavedTensors {
  public:
@@ -45,4 +45,4 @@ class SavedTensors {
   std::map<std::string, std::string> owner_of_alias_;  ///< to the name its tensor has
 };
 
-}  // namespace zero::engine
+}  // namespace zero::persistence

@@ -1,13 +1,14 @@
-#include "engine/load_apply.h"
+#include "persistence/load_apply.h"
 
 #include <ATen/core/grad_mode.h>
 
 #include "base/log.h"
 #include "intercept/gradient_hook.h"
 
-namespace zero::engine {
+namespace zero::persistence {
 namespace {
 
+using engine::MicroBatchRandom;
 /// Sums of a run that skips steps may not be finite; here they would be taken.
 void drop_overflow(Engine::Impl& impl) {
   if (impl.config.skips_non_finite()) return;
@@ -70,4 +71,4 @@ void apply_load(Engine::Impl& impl, const LoadPlan& plan, const LoadOptions& opt
   if (!options.module_only) go_on_from(impl, plan);
 }
 
-}  // namespace zero::engine
+}  // namespace zero::persistence

@@ -8,10 +8,10 @@
 
 #include "engine/engine_impl.h"
 
-namespace zero::engine {
+namespace zero::persistence {
 
 struct SavedState {
-  TrainingState training;  ///< of `lr_overrides` only one where all groups have the same
+  engine::TrainingState training;  ///< of `lr_overrides` only one where all groups have the same
 
   // The accumulation window.
   std::int64_t window_micro_batches = 0;  ///< of training.micro_batches, in the window that is not over
@@ -22,7 +22,7 @@ struct SavedState {
   // The optimizer.
   std::int64_t optimizer_steps = 0;
   std::map<std::string, std::int64_t> parameter_steps;  ///< of parameters that have another number of them
-  nlohmann::json program_optimizer;                     ///< ProgramOptimizer::to_json(); null: there is none
+  nlohmann::json program_optimizer;                     ///< engine::ProgramOptimizer::to_json(); null: there is none
   std::vector<std::string> frozen;  ///< parameters that are frozen for now, with states in the checkpoint
 
   // For whoever reads the file, and for warnings: null where the file does not say.
@@ -55,4 +55,4 @@ nlohmann::json cpu_capability();
 /// How 16-bit products are computed; null: there are none, or not on the CPU.
 nlohmann::json cpu_products(const Engine::Impl& impl);
 
-}  // namespace zero::engine
+}  // namespace zero::persistence

@@ -9,7 +9,7 @@
 #include "checkpoint/element_type.h"
 #include "io/file_system.h"
 
-namespace zero::engine {
+namespace zero::persistence {
 
 struct WeightInfo {
   std::string name;
@@ -29,4 +29,4 @@ class WeightSource {
 /// C++'s torch::save of a module. Throws CheckpointError that says what the file is instead; IoError.
 std::unique_ptr<WeightSource> open_weights(io::FileSystem& files, const std::string& path);
 
-}  // namespace zero::engine
+}  // namespace zero::persistence

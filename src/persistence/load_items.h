@@ -9,7 +9,7 @@
 #include "checkpoint/range_reader.h"
 #include "engine/engine_impl.h"
 
-namespace zero::engine {
+namespace zero::persistence {
 
 /// Elements [begin, begin + numel) of a tensor of the checkpoint, in the order of the file.
 struct LoadItem {
@@ -30,7 +30,7 @@ struct Destination {
 LoadItem parameter_item(const Engine::Impl& impl, int p, std::size_t index, const checkpoint::TensorInfo& info,
                         layout::Range mine, const Destination& destination);
 /// All of tensor `index`, which goes into the buffer.
-LoadItem buffer_item(const Inventory::Named& buffer, std::size_t index, const checkpoint::TensorInfo& info);
+LoadItem buffer_item(const engine::Inventory::Named& buffer, std::size_t index, const checkpoint::TensorInfo& info);
 
 /// To verify the items' elements without keeping them.
 std::vector<checkpoint::Target> verification_targets(const std::vector<LoadItem>& items);
@@ -38,4 +38,4 @@ std::vector<checkpoint::Target> verification_targets(const std::vector<LoadItem>
 /// checkpoint::RangeReader does.
 void read_items(std::vector<LoadItem>& items, const checkpoint::Manifest& manifest, checkpoint::RangeReader& reader);
 
-}  // namespace zero::engine
+}  // namespace zero::persistence
