@@ -2,10 +2,10 @@
 #include <fmt/format.h>
 
 #include "base/log.h"
-#include "comm/mpi_init.h"
+#include "comm/mpi/init.h"
 #include "comm/reduce_kernels.h"
 #include "comm/rendezvous.h"
-#include "comm/shm_backend.h"
+#include "comm/shm/backend.h"
 #include "zero/errors.h"
 #include "zero/group.h"
 

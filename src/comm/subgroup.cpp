@@ -1,7 +1,7 @@
 // Groups of some of a group's ranks, over shared memory.
 #include <algorithm>
 
-#include "comm/shm_backend.h"
+#include "comm/shm/backend.h"
 
 namespace zero::comm {
 

@@ -27,7 +27,7 @@
 #include "base/cores.h"
 #include "comm/memory.h"
 #include "comm/rendezvous.h"
-#include "comm/shm_segment.h"
+#include "comm/shm/segment.h"
 #include "launch/line_forwarder.h"
 #include "zero/errors.h"
 #include "zero/launch.h"

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "comm/shm_segment.h"
+#include "comm/shm/segment.h"
 #include "support/collective_caller.h"
 #include "support/spawn.h"
 #include "zero/errors.h"

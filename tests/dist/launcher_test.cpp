@@ -20,7 +20,7 @@
 #include <tuple>
 
 #include "comm/process.h"
-#include "comm/shm_segment.h"
+#include "comm/shm/segment.h"
 #include "support/temporary_folder.h"
 #include "zero/errors.h"
 #include "zero/group.h"

@@ -1,6 +1,6 @@
 #include "doubles/local_groups.h"
 
-#include "comm/shm_backend.h"
+#include "comm/shm/backend.h"
 
 namespace zero::comm {
 

@@ -16,8 +16,8 @@
 #include <string_view>
 #include <thread>
 
-#include "comm/shm_backend.h"
-#include "comm/shm_segment.h"
+#include "comm/shm/backend.h"
+#include "comm/shm/segment.h"
 #include "doubles/local_groups.h"
 
 namespace zero::testing {

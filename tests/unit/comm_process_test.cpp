@@ -9,7 +9,7 @@
 
 #include "base/clock.h"
 #include "comm/call_record.h"
-#include "comm/shm_segment.h"
+#include "comm/shm/segment.h"
 
 namespace zero::comm::comm_process_test {
 namespace {

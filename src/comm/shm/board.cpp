@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "comm/copy.h"
-#include "comm/shm_backend.h"
+#include "comm/shm/backend.h"
 #include "comm/transfers.h"
 #include "zero/errors.h"
 

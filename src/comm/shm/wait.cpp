@@ -8,7 +8,7 @@
 
 #include "base/clock.h"
 #include "comm/interrupt.h"
-#include "comm/shm_backend.h"
+#include "comm/shm/backend.h"
 #include "comm/wait_policy.h"
 #include "zero/errors.h"
 

@@ -8,8 +8,8 @@
 
 #include "base/clock.h"
 #include "comm/interrupt.h"
-#include "comm/mpi_backend.h"
-#include "comm/mpi_session.h"
+#include "comm/mpi/backend.h"
+#include "comm/mpi/session.h"
 #include "zero/errors.h"
 
 namespace zero::comm {

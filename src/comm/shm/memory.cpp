@@ -8,7 +8,7 @@
 
 #include "base/clock.h"
 #include "comm/copy.h"
-#include "comm/shm_backend.h"
+#include "comm/shm/backend.h"
 #include "zero/errors.h"
 
 namespace zero::comm {

@@ -1,4 +1,4 @@
-#include "comm/mpi_session.h"
+#include "comm/mpi/session.h"
 
 #include <fmt/format.h>
 

@@ -2,8 +2,8 @@
 // them, and MPI has few communicators.
 #include <fmt/format.h>
 
-#include "comm/mpi_backend.h"
-#include "comm/mpi_session.h"
+#include "comm/mpi/backend.h"
+#include "comm/mpi/session.h"
 #include "zero/errors.h"
 
 namespace zero::comm {

@@ -1,8 +1,8 @@
-#include "comm/mpi_requests.h"
+#include "comm/mpi/requests.h"
 
 #include <algorithm>
 
-#include "comm/mpi_session.h"
+#include "comm/mpi/session.h"
 
 namespace zero::comm {
 namespace {

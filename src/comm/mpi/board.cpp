@@ -7,8 +7,8 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "comm/mpi_backend.h"
-#include "comm/mpi_session.h"
+#include "comm/mpi/backend.h"
+#include "comm/mpi/session.h"
 #include "comm/transfers.h"
 
 namespace zero::comm {

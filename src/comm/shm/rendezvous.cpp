@@ -19,7 +19,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "comm/interrupt.h"
-#include "comm/shm_segment.h"
+#include "comm/shm/segment.h"
 #include "zero/errors.h"
 
 namespace zero::comm {

@@ -20,7 +20,7 @@
 #include "comm/backend.h"
 #include "comm/long_wait.h"
 #include "comm/posted_call.h"
-#include "comm/shm_segment.h"
+#include "comm/shm/segment.h"
 #include "comm/staging.h"
 #include "comm/wait_policy.h"
 

@@ -1,4 +1,4 @@
-#include "comm/mpi_backend.h"
+#include "comm/mpi/backend.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -11,7 +11,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "comm/mpi_session.h"
+#include "comm/mpi/session.h"
 #include "zero/errors.h"
 
 namespace zero::comm {

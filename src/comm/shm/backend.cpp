@@ -1,4 +1,4 @@
-#include "comm/shm_backend.h"
+#include "comm/shm/backend.h"
 
 #include <fmt/format.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
 // Compiled instead of the MPI backend when the build has no MPI.
-#include "comm/mpi_init.h"
+#include "comm/mpi/init.h"
 #include "zero/errors.h"
 
 namespace zero::comm {

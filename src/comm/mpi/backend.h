@@ -18,7 +18,7 @@
 
 #include "comm/backend.h"
 #include "comm/long_wait.h"
-#include "comm/mpi_requests.h"
+#include "comm/mpi/requests.h"
 #include "comm/posted_call.h"
 #include "comm/process.h"
 #include "comm/wait_policy.h"

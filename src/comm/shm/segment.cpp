@@ -1,4 +1,4 @@
-#include "comm/shm_segment.h"
+#include "comm/shm/segment.h"
 
 #include <fmt/format.h>
 #include <linux/futex.h>

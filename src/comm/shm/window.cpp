@@ -10,7 +10,7 @@
 
 #include "base/clock.h"
 #include "comm/copy.h"
-#include "comm/shm_backend.h"
+#include "comm/shm/backend.h"
 #include "comm/transfers.h"
 #include "zero/errors.h"
 

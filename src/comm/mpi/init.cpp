@@ -1,9 +1,9 @@
-#include "comm/mpi_init.h"
+#include "comm/mpi/init.h"
 
 #include <fmt/format.h>
 
-#include "comm/mpi_backend.h"
-#include "comm/mpi_session.h"
+#include "comm/mpi/backend.h"
+#include "comm/mpi/session.h"
 #include "zero/errors.h"
 
 namespace zero::comm {
