@@ -33,7 +33,7 @@
 #include "checkpoint/folder.h"
 #include "io/aligned_buffer.h"
 #include "storage/cpu_allocator.h"
-#include "zero/models.h"
+#include "zero/lm/models.h"
 #include "zero/zero.h"
 
 namespace {

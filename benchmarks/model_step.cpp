@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "zero/causal_lm.h"
+#include "zero/lm/causal_lm.h"
 #include "zero/zero.h"
 
 namespace {

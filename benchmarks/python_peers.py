@@ -45,7 +45,7 @@ from typing import Any
 import rank_jobs
 
 MODES = ("cpp-3", "zerotorch-3", "zerotorch-2", "ddp", "fsdp2", "deepspeed-3", "deepspeed-2")
-PRESETS = {"gpt-152m": (12, 1024, 16), "gpt-1b": (20, 2048, 16)}  # as src/models/presets.cpp: layers, width, heads
+PRESETS = {"gpt-152m": (12, 1024, 16), "gpt-1b": (20, 2048, 16)}  # as lm/models/presets.cpp: layers, width, heads
 
 
 def build(args: argparse.Namespace) -> Any:

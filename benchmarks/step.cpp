@@ -36,7 +36,7 @@
 
 #include "base/clock.h"
 #include "bench_support.h"
-#include "zero/models.h"
+#include "zero/lm/models.h"
 #include "zero/train.h"
 #include "zero/zero.h"
 

@@ -1,8 +1,9 @@
-# cmake --install: headers, libzerotorch, the command line, and find_package(zerotorch).
+# cmake --install: headers, libzerotorch, libzerotorch_lm, the command line, and find_package(zerotorch).
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/zero DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 set(zero_targets zerotorch zero_libtorch)
-if(ZERO_BUILD_MODELS)
-  list(APPEND zero_targets zerotorch_models)
+if(ZERO_BUILD_LM)
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/lm/include/zero DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+  list(APPEND zero_targets zerotorch_lm)
 endif()
 install(TARGETS ${zero_targets} EXPORT zerotorchTargets
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes tests/data/causal_lm/*.safetensors and *.json: what transformers makes of tiny models of each family, for
-tests/dist/causal_lm_test.cpp.
+lm/tests/causal_lm_test.cpp.
 
 Each model has random weights (norms and biases, too, so that none can be left out unnoticed), and the file has them as
 save_pretrained() names them, with tokens, targets, logits, loss and the gradient of every parameter as they come out in

@@ -29,7 +29,7 @@ def parse_arguments():
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/release")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--tool", default=None)
-    parser.add_argument("paths", nargs="*", type=pathlib.Path, default=[ROOT / "src", ROOT / "apps"])
+    parser.add_argument("paths", nargs="*", type=pathlib.Path, default=[ROOT / "src", ROOT / "lm", ROOT / "apps"])
     return parser.parse_args()
 
 

@@ -19,9 +19,9 @@
 #include "report_tables.h"
 #include "train_loop.h"
 #include "zero/cpu_products.h"
-#include "zero/data.h"
 #include "zero/device_memory.h"
 #include "zero/errors.h"
+#include "zero/lm/data.h"
 #include "zero/train.h"
 
 namespace zero::app {

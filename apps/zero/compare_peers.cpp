@@ -8,8 +8,8 @@
 #include "language_model.h"
 #include "side_programs.h"
 #include "zero/config.h"
-#include "zero/data.h"
 #include "zero/errors.h"
+#include "zero/lm/data.h"
 #include "zero/memory.h"
 
 namespace zero::app {

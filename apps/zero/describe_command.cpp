@@ -12,7 +12,7 @@
 
 #include "console.h"
 #include "host_facts.h"
-#include "zero/models.h"
+#include "zero/lm/models.h"
 
 namespace zero::app {
 namespace {

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <functional>
 
-#include "zero/data.h"
 #include "zero/group.h"
+#include "zero/lm/data.h"
 
 namespace zero::app {
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "zero/init.h"
-#include "zero/lora.h"
+#include "zero/lm/lora.h"
 
 namespace zero::app {
 

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "train_plan.h"
-#include "zero/causal_lm.h"
 #include "zero/engine.h"
-#include "zero/models.h"
+#include "zero/lm/causal_lm.h"
+#include "zero/lm/models.h"
 
 namespace zero::app {
 

@@ -5,7 +5,7 @@
 
 #include "train_options.h"
 #include "zero/dtype.h"
-#include "zero/models.h"
+#include "zero/lm/models.h"
 
 namespace zero::app {
 

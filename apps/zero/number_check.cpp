@@ -14,7 +14,7 @@
 #include "quantity.h"
 #include "rank_device.h"
 #include "zero/errors.h"
-#include "zero/models.h"
+#include "zero/lm/models.h"
 
 namespace zero::app {
 namespace {

@@ -14,7 +14,7 @@
 #include "zero/checkpoint.h"
 #include "zero/config.h"
 #include "zero/errors.h"
-#include "zero/lora.h"
+#include "zero/lm/lora.h"
 
 namespace zero::app {
 namespace {

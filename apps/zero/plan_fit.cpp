@@ -15,7 +15,7 @@
 #include "rank_device.h"
 #include "text_format.h"
 #include "zero/errors.h"
-#include "zero/lora.h"
+#include "zero/lm/lora.h"
 #include "zero/memory.h"
 
 namespace zero::app {

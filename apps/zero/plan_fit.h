@@ -5,7 +5,7 @@
 #include "train_options.h"
 #include "train_plan.h"
 #include "zero/config.h"
-#include "zero/models.h"
+#include "zero/lm/models.h"
 #include "zero/plan.h"
 
 namespace zero::app {

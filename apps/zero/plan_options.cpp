@@ -12,9 +12,9 @@
 #include "quantity.h"
 #include "train_config.h"
 #include "train_plan.h"
-#include "zero/causal_lm.h"
 #include "zero/errors.h"
-#include "zero/models.h"
+#include "zero/lm/causal_lm.h"
+#include "zero/lm/models.h"
 
 namespace zero::app {
 namespace {

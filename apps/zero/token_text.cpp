@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "text_format.h"
-#include "zero/data.h"
+#include "zero/lm/data.h"
 
 namespace zero::app {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "zero/data.h"
+#include "zero/lm/data.h"
 
 namespace zero::app {
 

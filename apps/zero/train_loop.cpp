@@ -17,10 +17,10 @@
 #include "recorder.h"
 #include "text_format.h"
 #include "token_text.h"
-#include "zero/data.h"
 #include "zero/device_memory.h"
 #include "zero/errors.h"
-#include "zero/models.h"
+#include "zero/lm/data.h"
+#include "zero/lm/models.h"
 
 namespace zero::app {
 

@@ -25,10 +25,10 @@
 #include "token_text.h"
 #include "tokenizer.h"
 #include "train_config.h"
-#include "zero/data.h"
 #include "zero/errors.h"
-#include "zero/lora.h"
-#include "zero/models.h"
+#include "zero/lm/data.h"
+#include "zero/lm/lora.h"
+#include "zero/lm/models.h"
 #include "zero/train.h"
 
 namespace zero {

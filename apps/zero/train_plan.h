@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "train_options.h"
-#include "zero/causal_lm.h"
-#include "zero/data.h"
-#include "zero/models.h"
+#include "zero/lm/causal_lm.h"
+#include "zero/lm/data.h"
+#include "zero/lm/models.h"
 
 namespace zero::app {
 

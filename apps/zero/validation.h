@@ -5,8 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "zero/data.h"
 #include "zero/group.h"
+#include "zero/lm/data.h"
 
 namespace zero::app {
 

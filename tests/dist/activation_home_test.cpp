@@ -15,7 +15,7 @@
 #include "support/filled.h"
 #include "support/spawn.h"
 #include "support/temporary_folder.h"
-#include "zero/models.h"
+#include "zero/lm/models.h"
 #include "zero/zero.h"
 
 namespace zero::testing::activation_home_test {

@@ -10,7 +10,7 @@
 
 #include "checkpoint/weight_files.h"
 #include "support/spawn.h"
-#include "zero/models.h"
+#include "zero/lm/models.h"
 #include "zero/zero.h"
 
 namespace zero::testing::gpt_golden_test {

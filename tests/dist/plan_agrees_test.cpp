@@ -12,7 +12,7 @@
 
 #include "support/odd_model.h"
 #include "support/spawn.h"
-#include "zero/models.h"
+#include "zero/lm/models.h"
 #include "zero/plan.h"
 #include "zero/zero.h"
 

@@ -12,7 +12,7 @@
 #include "support/errors.h"
 #include "support/spawn.h"
 #include "support/temporary_folder.h"
-#include "zero/models.h"
+#include "zero/lm/models.h"
 #include "zero/zero.h"
 
 namespace zero::testing::recompute_engine_test {

@@ -1,21 +1,25 @@
 #!/usr/bin/env python3
-"""The library shows what its public headers declare, and nothing else. Usage: exports.py <source dir> <libzerotorch.so>"""
+"""Each library shows what its public headers declare, and nothing else.
+Usage: exports.py <source dir> <libzerotorch.so> <libzerotorch_lm.so>"""
 import pathlib
 import re
 import subprocess
 import sys
 
-ROOT, LIBRARY = pathlib.Path(sys.argv[1]), sys.argv[2]
-MODELS = {"models.h", "data.h", "causal_lm.h", "lora.h", "loss.h"}  # of the library zero::models
+ROOT = pathlib.Path(sys.argv[1])
 # Some linkers show functions of the standard library, too.
-ALLOWED = re.compile(r"^(std::|zero::(base::check_failed|plan::|checkpoint::|detail::|[A-Z]|[a-z_0-9]+(\[abi:\w+\])?\())")
+FUNCTION = r"[A-Z]|[a-z_0-9]+(\[abi:\w+\])?\("
+# Library, headers, list of symbols, symbols, and how many functions there are at least.
+LIBRARIES = (
+    (sys.argv[2], "include/zero", "src/exports.map",
+     re.compile(rf"^(std::|zero::(plan::|checkpoint::|detail::|{FUNCTION}))"), 40),
+    (sys.argv[3], "lm/include/zero/lm", "lm/exports.map", re.compile(rf"^(std::|zero::(models::)?({FUNCTION}))"), 25),
+)
 
 
-def declared():
+def declared(folder):
     """Free functions of the headers, with their namespace."""
-    for header in sorted((ROOT / "include/zero").glob("*.h")):
-        if header.name in MODELS:
-            continue
+    for header in sorted((ROOT / folder).glob("*.h")):
         space = []
         before = ""
         for line in header.read_text().splitlines():
@@ -31,19 +35,24 @@ def declared():
             before = line
 
 
-shown = subprocess.run(["nm", "-DC", "--defined-only", LIBRARY], capture_output=True, text=True, check=True).stdout
-names = [line.split(maxsplit=2)[2] for line in shown.splitlines() if len(line.split(maxsplit=2)) == 3]
-functions = {re.sub(r"\[abi:\w+\]", "", name.split("(")[0]) for name in names}
-wanted = dict(declared())
-problems = [f"include/zero/{header} declares {name}(), which {LIBRARY} does not show: add it to src/exports.map"
-            for name, header in wanted.items() if name not in functions]
-for name in names:
-    bare = re.sub(r"^(vtable|typeinfo|typeinfo name) for ", "", name)
-    if not ALLOWED.match(bare):
-        problems.append(f"{LIBRARY} shows {name}, which no public header declares")
-if len(wanted) < 40:
-    problems.append(f"only {len(wanted)} functions were found in the headers: are they still read?")
+count = shown_count = 0
+problems = []
+for library, folder, exports, allowed, fewest in LIBRARIES:
+    shown = subprocess.run(["nm", "-DC", "--defined-only", library], capture_output=True, text=True, check=True).stdout
+    names = [line.split(maxsplit=2)[2] for line in shown.splitlines() if len(line.split(maxsplit=2)) == 3]
+    functions = {re.sub(r"\[abi:\w+\]", "", name.split("(")[0]) for name in names}
+    wanted = dict(declared(folder))
+    problems += [f"{folder}/{header} declares {name}(), which {library} does not show: add it to {exports}"
+                 for name, header in wanted.items() if name not in functions]
+    for name in names:
+        bare = re.sub(r"^(vtable|typeinfo|typeinfo name) for ", "", name)
+        if not allowed.match(bare):
+            problems.append(f"{library} shows {name}, which no public header declares")
+    if len(wanted) < fewest:
+        problems.append(f"only {len(wanted)} functions were found in {folder}: is it still read?")
+    count += len(wanted)
+    shown_count += len(names)
 for problem in problems[:20]:
     print(problem)
-print(f"{len(wanted)} functions declared, {len(names)} symbols shown, {len(problems)} problems")
+print(f"{count} functions declared, {shown_count} symbols shown, {len(problems)} problems")
 sys.exit(1 if problems else 0)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(sys.argv[1])
-FOLDERS = ("apps", "benchmarks", "examples", "include", "python", "src", "tests")
+FOLDERS = ("apps", "benchmarks", "examples", "include", "lm", "python", "src", "tests")
 VERSION = "14."
 
 

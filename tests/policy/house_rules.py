@@ -33,10 +33,10 @@ ROOMS = {
                "storage", "offload", "sharding", "checkpoint", "observe"},
     "persistence": {"io", "intercept", "storage", "checkpoint", "engine"},
     "train": {"io", "device", "storage", "monitor", "engine"},
-    "data": set(),
-    "models": {"data"},
 }
-NO_TORCH = {"base", "config", "layout", "io", "comm", "launch", "checkpoint", "monitor", "setup", "plan", "data"}
+# The rooms of the language-model toolkit, by the same rule. Of the core they see the public headers only.
+LM_ROOMS = {"data": set(), "models": {"data"}}
+NO_TORCH = {"base", "config", "layout", "io", "comm", "launch", "checkpoint", "monitor", "setup", "plan"}
 MAX_LINES = 800
 problems = []
 
@@ -77,12 +77,40 @@ def check_layers():
                 problem(path, number, f"include \"{name}\" is not found from src/")
             elif other not in ROOMS[room] | {room, "base"}:
                 problem(path, number, f"room '{room}' may not include room '{other}'")
-    for path in sources("include"):
+    for path in sources("include", "lm/include"):
         for number, kind, name in includes(path):
-            if kind == '"' and not (ROOT / "include" / name).exists():
+            if kind == '"' and not (ROOT / "include" / name).exists() and not path.is_relative_to(ROOT / "lm"):
                 problem(path, number, f"a public header includes the private \"{name}\"")
             if name in ("torch/torch.h", "ATen/ATen.h", "torch/all.h"):
                 problem(path, number, f"{name} costs every user seconds; include what is used")
+
+
+def check_the_toolkit_is_a_guest():
+    """lm/ uses the public API of the core, its own public headers, and its rooms; the core knows nothing of it."""
+    for path in sources("lm"):
+        part = path.relative_to(ROOT / "lm").parts[0]
+        for number, kind, name in includes(path):
+            if kind == "<":
+                if part == "data" and name.split("/")[0] in ("ATen", "c10", "torch"):
+                    problem(path, number, f"lm/data knows nothing of libtorch, but includes {name}")
+                if (ROOT / "src" / name).exists() or (ROOT / "include" / name).exists():
+                    problem(path, number, f"headers of ours are included with quotes, not <{name}>")
+                continue
+            if (ROOT / "include" / name).exists() or (ROOT / "lm/include" / name).exists():
+                continue
+            if part == "tests" and (ROOT / "tests/support" / pathlib.Path(name).name).exists():
+                continue
+            other = name.split("/")[0]
+            if not (ROOT / "lm" / name).exists():
+                problem(path, number, f"lm/ includes public headers and its own, not {name}")
+            elif part == "include":
+                problem(path, number, f"a public header includes the private \"{name}\"")
+            elif part != "tests" and other not in LM_ROOMS[part] | {part}:
+                problem(path, number, f"room '{part}' may not include room '{other}'")
+    for path in sources("src", "include"):
+        for number, _, name in includes(path):
+            if name.startswith("zero/lm/"):
+                problem(path, number, f"the core knows nothing of the toolkit, but includes {name}")
 
 
 def check_rooms_are_in_order():
@@ -132,14 +160,15 @@ def check_programs_use_the_public_api():
     for folder in ("apps", "examples"):
         for path in sources(folder):
             for number, kind, name in includes(path):
-                public = (ROOT / "include" / name).exists() or (path.parent / name).exists()
+                public = (ROOT / "include" / name).exists() or (ROOT / "lm/include" / name).exists() or \
+                    (path.parent / name).exists()
                 if kind == '"' and not public or kind == "<" and (ROOT / "src" / name).exists() and not public:
                     problem(path, number, f"a program includes public headers and its own, not {name}")
 
 
 def check_library_is_quiet():
     forbidden = re.compile(r"std::cout|\bprintf\s*\(|\bputs\s*\(|std::abort|\babort\s*\(\s*\)|\bexit\s*\(")
-    for path in sources("src"):
+    for path in sources("src", "lm/data", "lm/models"):
         for number, line in enumerate(path.read_text().splitlines(), 1):
             code = re.sub(r'"(\\.|[^"\\])*"', '""', line.split("//")[0])
             if forbidden.search(code) and "snprintf" not in code:
@@ -177,7 +206,7 @@ def check_walls():
 
 
 def check_files():
-    for path in sources("src", "include", "apps", "tests", "benchmarks", "examples"):
+    for path in sources("src", "include", "lm", "apps", "tests", "benchmarks", "examples"):
         text = path.read_text()
         lines = text.splitlines()
         if len(lines) > MAX_LINES:
@@ -192,11 +221,12 @@ def check_files():
 
 
 def check_tests_are_registered():
-    registered = (ROOT / "tests" / "CMakeLists.txt").read_text()
-    for path in sources("tests", suffixes=("_test.cpp", ".cpp")):
-        name = str(path.relative_to(ROOT / "tests"))
+    for path in sources("tests", "lm/tests", suffixes=("_test.cpp", ".cpp")):
+        folder = ROOT / ("lm/tests" if path.is_relative_to(ROOT / "lm") else "tests")
+        registered = (folder / "CMakeLists.txt").read_text()
+        name = str(path.relative_to(folder))
         if name.endswith("_test.cpp") and name not in registered and path.name not in registered:
-            problem(path, 1, "not registered in tests/CMakeLists.txt")
+            problem(path, 1, f"not registered in {folder.relative_to(ROOT)}/CMakeLists.txt")
         if name.endswith("_test.cpp") and not re.search(rf"^namespace zero(::\w+)*::{path.stem} {{$", path.read_text(), re.M):
             problem(path, 1, f"its namespace does not end in ::{path.stem}; it may be compiled with other files of tests")
 
@@ -225,14 +255,14 @@ STAGES = "only sharding_of_stage() knows what a stage means"
 def check_one_place_for_stages():
     for path in sources("src"):
         room = path.relative_to(ROOT / "src").parts[0]
-        if room in ("config", "models", "data"):
+        if room == "config":
             continue
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if re.search(r"\bif\s*\(.*\bstage\b", line.split("//")[0]):
                 problem(path, number, STAGES)
     # Also outside of an `if`; the bounds of a range (stage >= 0, stage <= 3) mean nothing.
     meaning = re.compile(r"\bstage\s*([=!]=\s*\d|>=?\s*[1-3]|<\s*[1-3]|<=\s*[0-2])|\b\d\s*[=!]=\s*[\w.]*\bstage\b")
-    for path in sources("src", "apps"):
+    for path in sources("src", "lm", "apps"):
         if path.is_relative_to(ROOT / "src/config") or path == ROOT / "src/layout/sharding.h":
             continue
         for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -248,7 +278,7 @@ def check_mutants_follow_the_code():
             problem(path, 1, f"what {mutant['name']} replaces occurs {count} times in {mutant['file']}")
 
 
-for check in (check_layers, check_rooms_are_in_order, check_the_picture_of_rooms, check_where_new_things_go,
+for check in (check_layers, check_the_toolkit_is_a_guest, check_rooms_are_in_order, check_the_picture_of_rooms, check_where_new_things_go,
               check_programs_use_the_public_api, check_library_is_quiet, check_files_go_through_io,
               check_walls, check_files, check_tests_are_registered, check_flags_are_documented, check_readme_example,
               check_one_place_for_stages, check_mutants_follow_the_code):

@@ -5,7 +5,7 @@
 #include <map>
 #include <string>
 
-#include "zero/causal_lm.h"
+#include "zero/lm/causal_lm.h"
 
 namespace zero::testing {
 

@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "zero/models.h"
+#include "zero/lm/models.h"
 #include "zero/zero.h"
 
 int main(int argc, char** argv) {

@@ -11,8 +11,8 @@
 
 #include "storage/cpu_allocator.h"
 #include "support/temporary_folder.h"
-#include "zero/causal_lm.h"
-#include "zero/models.h"
+#include "zero/lm/causal_lm.h"
+#include "zero/lm/models.h"
 #include "zero/plan.h"
 #include "zero/zero.h"
 

@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "zero/errors.h"
+#include "zero/lm/models.h"
 #include "zero/memory.h"
-#include "zero/models.h"
 #include "zero/plan.h"
 
 namespace zero::plan::plan_fit_test {

@@ -17,7 +17,7 @@
 #include "support/spawn.h"
 #include "support/temporary_folder.h"
 #include "zero/errors.h"
-#include "zero/models.h"
+#include "zero/lm/models.h"
 #include "zero/train.h"
 
 namespace zero::testing::training_run_test {
