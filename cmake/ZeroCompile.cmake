@@ -88,8 +88,9 @@ endfunction()
 # Most of what a file of ours takes to compile is what it includes, and what it makes of that again. zero_batch() compiles
 # the files of a folder a few at a time, which halves the time of a first build; whoever works on them sets ZERO_BATCH to
 # 1, for a file alone is compiled sooner. So anonymous namespaces of a folder's files have no two things of one name.
-# Before zero_use_precompiled(), after properties of single files, which are left alone.
+# TOGETHER: of all folders of the target, where each has few. Before zero_use_precompiled(), after properties of single files, which are left alone.
 function(zero_batch target)
+  cmake_parse_arguments(arg "TOGETHER" "" "" ${ARGN})
   if(ZERO_BATCH LESS_EQUAL 1)
     return()
   endif()
@@ -109,6 +110,9 @@ function(zero_batch target)
     zero_needs_modules(${path} needs_modules)
     get_filename_component(room ${path} DIRECTORY)
     get_filename_component(room ${room} NAME)
+    if(arg_TOGETHER)
+      set(room ${target})
+    endif()
     set(group ${room})
     if(needs_modules)
       string(APPEND group _modules)

@@ -652,7 +652,7 @@ def test_as_a_program(tmp_path: Path) -> None:
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
 
 
-# As python_script() in apps/zero/side_programs.cpp does: without the folders of the script and of the user.
+# As python_script() in apps/zero/host/side_programs.cpp does: without the folders of the script and of the user.
 AS_ZERO_STARTS_IT = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; "
     'import runpy; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name="__main__")'

@@ -1,0 +1,189 @@
+// `zero bench io FOLDER`: what a disk gives to offload, and the "aio" section that gets most of it.
+#include "bench/bench_command.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <vector>
+
+#include "text/console.h"
+#include "text/number_check.h"
+#include "text/quantity.h"
+#include "zero/disk.h"
+#include "zero/errors.h"
+#include "zero/memory.h"
+
+namespace zero::app {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr std::array<std::int64_t, 3> kBlockSizes = {256 << 10, 1 << 20, 4 << 20};
+constexpr std::array<std::int64_t, 3> kQueueDepths = {4, 8, 32};
+constexpr double kAsGood = 0.97;  ///< of the best: less queueing is chosen
+
+struct BenchArguments {
+  std::string folder;
+  int ranks = 2;
+  std::string size = "512MiB";
+  double seconds = 2;
+  bool json = false, no_fio = false;
+};
+
+struct Row {
+  DiskProbe probe;
+  DiskSpeed speed;
+  double mixed() const { return speed.mixed_read + speed.mixed_write; }
+};
+
+/// Removes, at its end, the files of a folder whose names begin so.
+struct FilesGoAtTheEnd {
+  std::string folder, name;
+
+  ~FilesGoAtTheEnd() {
+    std::error_code ignored;
+    for (const auto& file : std::filesystem::directory_iterator(folder, ignored)) {
+      if (file.path().filename().string().starts_with(name)) std::filesystem::remove(file.path(), ignored);
+    }
+  }
+};
+
+/// The same by fio, whose files are removed; nothing without fio, or when it fails.
+std::optional<DiskSpeed> measure_by_fio(const std::string& folder, const DiskProbe& probe) {
+  if (std::system("command -v fio > /dev/null 2>&1") != 0) return std::nullopt;
+  const std::string name = fmt::format("zerotorch-fio-{}", ::getpid());
+  const FilesGoAtTheEnd files{folder, name};
+  DiskSpeed speed;
+  for (const char* rw : {"read", "write", "rw"}) {
+    const std::string command = fmt::format(
+        "fio --name={} --directory='{}' --rw={} --rwmixread=50 --bs={} --iodepth={} --numjobs={} --size={} --direct=1 "
+        "--ioengine=io_uring --fixedbufs=1 --time_based --runtime={} --group_reporting --output-format=json "
+        "2> /dev/null",
+        name, folder, rw, probe.block_size, probe.queue_depth, probe.ranks, probe.file_nbytes, probe.seconds);
+    std::string text;
+    FILE* const pipe = ::popen(command.c_str(), "r");
+    if (!pipe) return std::nullopt;
+    std::array<char, 4096> part{};
+    std::size_t count = 0;
+    while ((count = std::fread(part.data(), 1, part.size(), pipe)) > 0) text.append(part.data(), count);
+    const int status = ::pclose(pipe);
+    const auto report = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+    if (status != 0 || !report.is_object()) return std::nullopt;
+    const auto& job = report["jobs"][0];
+    const double read = job["read"]["bw_bytes"], written = job["write"]["bw_bytes"];
+    if (std::string_view(rw) == "read") speed.read = read;
+    if (std::string_view(rw) == "write") speed.write = written;
+    if (std::string_view(rw) == "rw") speed.mixed_read = read, speed.mixed_write = written;
+  }
+  return speed;
+}
+
+std::string speeds_text(const DiskSpeed& speed) {
+  const auto gb = [](double rate) { return fmt::format("{:>8.2f}", rate / 1e9); };
+  return gb(speed.read) + gb(speed.write) + gb(speed.mixed_read) + gb(speed.mixed_write) +
+         gb(speed.mixed_read + speed.mixed_write);
+}
+
+ordered_json speeds_json(const DiskSpeed& speed) {
+  return {{"read", speed.read},
+          {"write", speed.write},
+          {"mixed_read", speed.mixed_read},
+          {"mixed_write", speed.mixed_write}};
+}
+
+ordered_json section_of(const Row& row) {
+  return {{"aio", {{"block_size", row.probe.block_size}, {"queue_depth", row.probe.queue_depth}}}};
+}
+
+/// The smallest queue, then the smallest blocks, of those that are about as fast as the fastest.
+const Row& choose(const std::vector<Row>& rows) {
+  const Row* best = &rows.front();
+  for (const Row& row : rows) best = row.mixed() > best->mixed() ? &row : best;
+  const double enough = kAsGood * best->mixed();
+  for (const Row& row : rows) {
+    const auto in_flight = [](const Row& of) { return of.probe.block_size * of.probe.queue_depth; };
+    if (row.mixed() >= enough && in_flight(row) < in_flight(*best)) best = &row;
+  }
+  return *best;
+}
+
+int bench_io(const BenchArguments& arguments) {
+  DiskProbe probe;
+  probe.ranks = arguments.ranks;
+  probe.file_nbytes = parse_nbytes("--size", arguments.size);
+  probe.seconds = arguments.seconds;
+  const Console console(!arguments.json);
+  std::vector<Row> rows;
+  for (const std::int64_t block : kBlockSizes) {
+    for (const std::int64_t depth : kQueueDepths) {
+      probe.block_size = block, probe.queue_depth = depth;
+      const DiskSpeed speed = measure_disk(arguments.folder, probe);
+      if (rows.empty()) {
+        console.print(fmt::format("{} rank{}, each a scratch file of {} in '{}': {}\n\n", probe.ranks,
+                                  probe.ranks == 1 ? "" : "s", human_nbytes(probe.file_nbytes), arguments.folder,
+                                  speed.description));
+        console.print(fmt::format(
+            "GB/s of all ranks          {:>8}{:>8}{:>16}\n{:>10}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}\n", "read", "write",
+            "both at once", "block", "depth", "", "alone", "alone", "read", "write", "sum"));
+      }
+      rows.push_back({probe, speed});
+      console.print(fmt::format("{:>9}K{:>8}{:>8}{}\n", block >> 10, depth, "", speeds_text(speed)));
+    }
+  }
+  const Row& best = choose(rows);
+  std::optional<DiskSpeed> fio;
+  if (!arguments.no_fio) fio = measure_by_fio(arguments.folder, best.probe);
+  if (arguments.json) {
+    ordered_json json = {{"folder", arguments.folder}, {"ranks", probe.ranks}, {"rows", ordered_json::array()}};
+    for (const Row& row : rows) {
+      ordered_json line = {{"block_size", row.probe.block_size}, {"queue_depth", row.probe.queue_depth}};
+      line.update(speeds_json(row.speed));
+      json["rows"].push_back(line);
+    }
+    json["best"] = section_of(best);
+    json["fio"] = fio ? speeds_json(*fio) : ordered_json();
+    Console(true).print(json.dump(2) + "\n");
+    return 0;
+  }
+  if (fio) {
+    console.print(fmt::format("{:>10}{:>8}{:>8}{}\n\nof what fio moves with the same blocks and depth: {:.0f} %\n",
+                              "fio", "", "", speeds_text(*fio),
+                              100 * best.mixed() / (fio->mixed_read + fio->mixed_write)));
+  } else if (!arguments.no_fio) {
+    console.print("\nfio is not installed: nothing to compare with\n");
+  }
+  console.print(fmt::format("\nfor the configuration, beside zero_optimization.offload_optimizer:\n\n{}\n",
+                            section_of(best).dump(2)));
+  return 0;
+}
+
+}  // namespace
+
+void add_bench_command(CLI::App& app, int& exit_code) {
+  CLI::App* command = app.add_subcommand("bench", "measure what this machine gives");
+  command->require_subcommand(1);
+  CLI::App* io =
+      command->add_subcommand("io", "a disk as offload to NVMe uses it, in blocks and queues of several sizes");
+  auto arguments = std::make_shared<BenchArguments>();
+  io->add_option("folder", arguments->folder, "on the disk; nothing stays there")->required()->type_name("FOLDER");
+  io->add_option("-n,--ranks", arguments->ranks, "that use the disk at once")
+      ->transform(whole_number(1, 256))
+      ->capture_default_str()
+      ->type_name("N");
+  io->add_option("--size", arguments->size, "of each rank's file")->capture_default_str()->type_name("BYTES");
+  io->add_option("--seconds", arguments->seconds, "of each of the 27 measurements")
+      ->check(real_number(0.05, 600))
+      ->capture_default_str()
+      ->type_name("S");
+  io->add_flag("--no-fio", arguments->no_fio, "do not run fio");
+  io->add_flag("--json", arguments->json, "one JSON object in place of tables; bytes a second");
+  io->callback([arguments, &exit_code] { exit_code = bench_io(*arguments); });
+}
+
+}  // namespace zero::app

@@ -1,0 +1,63 @@
+#include "plan/plan_command.h"
+
+#include <CLI/CLI.hpp>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "plan/plan_result.h"
+#include "text/console.h"
+
+namespace zero::app {
+namespace {
+
+constexpr int kDoesNotFit = 3;
+
+int run(const PlanOptions& options) {
+  const Console console(true);
+  if (options.paper_table) {
+    console.print(options.json ? paper_tables_json().dump(2) + "\n" : paper_tables_text());
+    return 0;
+  }
+  const PlanResult result = make_plans(read_plan_options(options));
+  console.print(options.json ? plan_json(result, options.offload).dump(2) + "\n" : plan_text(result, options.offload));
+  return result.fits ? 0 : kDoesNotFit;
+}
+
+}  // namespace
+
+PlanResult make_plans(PlanRequest request) {
+  PlanResult result;
+  for (std::size_t i = 0; i < request.stages.size(); ++i) {
+    result.plans.push_back(
+        plan::plan_memory(request.model, plan::at_stage(request.config, request.stages[i]), request.cluster));
+    const bool fits = plan::fits(result.plans.back(), request.cluster);
+    const bool asked = request.asked_stage ? request.stages[i] == *request.asked_stage : !result.fits;
+    if (!asked) continue;
+    result.judged = i;
+    result.fits = fits;
+  }
+  if (!result.fits) {
+    const int judged = request.stages[result.judged];
+    plan::Changes allowed;
+    allowed.store = !request.cluster.gpus;
+    const Config config = plan::at_stage(request.config, judged);
+    result.suggestion = plan::suggest(request.model, config, request.cluster, allowed);
+    result.in_place = plan::suggest_in_place(request.model, config, request.cluster, allowed);
+    // What fits without all that is in the first place.
+    if (result.suggestion && result.in_place && result.suggestion->changes == result.in_place->changes)
+      result.in_place.reset();
+  }
+  result.request = std::move(request);
+  return result;
+}
+
+void add_plan_command(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<PlanOptions>();
+  CLI::App* command = app.add_subcommand("plan", "how much memory and traffic a run takes, before it");
+  add_plan_options(*command, *options);
+  command->callback([options, &exit_code] { exit_code = run(*options); });
+}
+
+}  // namespace zero::app

@@ -1,0 +1,32 @@
+#pragma once
+// What `zero plan` has found, as text and as JSON.
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plan/plan_options.h"
+
+namespace zero::app {
+
+struct PlanResult {
+  PlanRequest request;
+  std::vector<plan::Plan> plans;  ///< by request.stages
+  std::size_t judged = 0;         ///< index of the plan that the verdict is about
+  bool fits = false;
+  std::optional<plan::Suggestion> suggestion;  ///< only where it does not fit
+  std::optional<plan::Suggestion> in_place;    ///< where that takes a disk, the GPUs' hosts or more of these
+};
+
+/// Plans every stage and judges the one asked for.
+PlanResult make_plans(PlanRequest request);
+
+std::string plan_text(const PlanResult& result, bool with_offload);
+/// Keys: docs/plan.md.
+nlohmann::ordered_json plan_json(const PlanResult& result, bool with_offload);
+
+/// Tables 1 and 2 of the ZeRO paper, from its formulas.
+std::string paper_tables_text();
+nlohmann::ordered_json paper_tables_json();
+
+}  // namespace zero::app

@@ -1,0 +1,228 @@
+#include "train/train_command.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <ratio>
+#include <thread>
+
+#include "host/machine_speed.h"
+#include "host/rank_device.h"
+#include "host/rank_setup.h"
+#include "model/corpus_choice.h"
+#include "plan/plan_fit.h"
+#include "runs/run_folder.h"
+#include "text/console.h"
+#include "text/text_format.h"
+#include "train/train_config.h"
+#include "train/train_options.h"
+#include "train/train_plan.h"
+#include "train/train_rank.h"
+#include "zero/errors.h"
+#include "zero/launch.h"
+#include "zero/train.h"
+
+namespace zero::app {
+namespace {
+
+constexpr const char* kPlanVariable = "ZERO_TRAIN_PLAN";
+
+/// A rank that `zero train` has started. A clean stop is no failure here: the parent reads it from
+/// summary.json.
+int run_as_rank() {
+  const char* text = std::getenv(kPlanVariable);
+  if (!text) throw ConfigError("--as-rank is for zero train itself");
+  const TrainPlan plan = plan_from_json(text);
+  const auto launched = launched_rank();
+  const int code = rank_exit_code(launched ? launched->rank : 0, [&] { return train_rank(plan, init_distributed()); });
+  return code > 128 ? 0 : code;
+}
+
+/// Ranks that torchrun, mpirun, srun or `zero launch` has started: rank 0 prepares, the others get its plan.
+int run_under_launcher(const TrainOptions& options, int rank, const std::string& command_line) {
+  return rank_exit_code(rank, [&] {
+    Group group = init_distributed();
+    const std::string text = from_rank_0(group, [&] {
+      const Ranks ranks{group.size(), group.local_size()};
+      return to_json(options.resume || options.restart ? prepare_resume(options, ranks, command_line)
+                                                       : prepare_run(options, ranks, command_line));
+    });
+    return train_rank(plan_from_json(text), group);
+  });
+}
+
+struct Ended {
+  int code = 0;
+  int stop_signal = 0;  ///< that asked the ranks to stop; they may have failed for another reason
+};
+
+Ended launch_ranks(const TrainPlan& plan, double grace_s) {
+  Ended ended;
+  LaunchOptions local;
+  local.nproc = plan.ranks;
+  local.command = {own_command()[0], "train", "--as-rank"};
+  local.environment = {{kPlanVariable, to_json(plan)}};
+  local.grace_ms = static_cast<int>(std::lround(grace_s * 1e3));
+  local.on_stop = [&](int signal) { ended.stop_signal = signal; };
+  ended.code = launch_own_ranks("zero train", local);
+  return ended;
+}
+
+/// Whether a run that went on from a checkpoint did not come a step further, and its ranks have said why: another time
+/// they would say it again.
+bool is_stuck(const TrainPlan& plan, const Ended& ended) {
+  const FoundRun found = find_run(plan.run_folder);
+  return plan.goes_on && ended.code < 128 && saved_steps(found) == plan.begins_at &&
+         found.recorded_steps <= plan.begins_at;
+}
+
+/// Whether ranks that ended so might get further another time: what is wrong with the input stays wrong, a run that
+/// has diverged does so again, and who stopped it wants it stopped.
+bool may_go_on(const Ended& ended, const TrainPlan& plan) {
+  constexpr int kBadInput = 2;
+  return ended.stop_signal == 0 && ended.code != 0 && ended.code != kBadInput && ended.code != 128 + SIGPIPE &&
+         !is_stuck(plan, ended) && !read_run_json(plan.run_folder, kSummary).value("diverged", false);
+}
+
+/// The plan of the run after its ranks have failed: from its newest checkpoint, or, before the first, over.
+TrainPlan plan_again(TrainOptions options, const TrainPlan& failed, const std::string& command_line) {
+  options.run_dir = failed.run_folder;
+  options.restart = find_run(failed.run_folder).is_fresh();
+  options.resume = !options.restart;
+  return prepare_resume(options, Ranks{failed.ranks}, command_line);
+}
+
+void say_how_to_go_on(const TrainPlan& plan) {
+  const std::int64_t newest = saved_steps(find_run(plan.run_folder));
+  if (newest >= plan.steps) return;
+  if (!plan.weights.empty() && !plan.restart && forget_unless_begun(plan.run_folder)) {  // they may be why
+    print_error("zero train: the run made no step, and nothing of it is kept\n");
+    return;
+  }
+  const std::string run = for_shell(plan.run_folder);
+  print_error(newest > 0 ? fmt::format("zero train: `{} train --resume {}` goes on from the checkpoint after {}\n",
+                                       program_name(), run, counted(newest, "step"))
+                         : fmt::format("zero train: there is no checkpoint yet; `{} train --restart {}` begins it "
+                                       "again\n",
+                                       program_name(), run));
+}
+
+int run_locally(TrainOptions options, const std::string& command_line) {
+  check_ranks_of_host(options.ranks.value_or(1));
+  const auto given = options.ranks ? std::optional(Ranks{*options.ranks}) : std::nullopt;
+  using Minutes = std::chrono::duration<double, std::ratio<60>>;
+  const Minutes limit(options.max_minutes);  // of all starts together
+  const auto start = std::chrono::steady_clock::now();
+  TrainPlan plan =
+      options.resume || options.restart
+          ? prepare_resume(options, given, command_line)
+          : prepare_run(options, given.value_or(Ranks{default_ranks(options.device, kDefaultRanks)}), command_line);
+  Ended ended = launch_ranks(plan, options.grace_s);
+  for (int restarts = 0; restarts < options.max_restarts && may_go_on(ended, plan); ++restarts) {
+    if (options.max_minutes > 0) {
+      options.max_minutes = Minutes(limit - (std::chrono::steady_clock::now() - start)).count();
+      if (options.max_minutes <= 0) {
+        print_error("zero train: not started again: --max-minutes is over\n");
+        break;
+      }
+    }
+    print_error(fmt::format("zero train: starting all ranks again ({} of {})\n", restarts + 1, options.max_restarts));
+    std::this_thread::sleep_for(restart_pause(restarts));
+    plan = plan_again(options, plan, command_line);
+    ended = launch_ranks(plan, options.grace_s);
+  }
+  if (may_go_on(ended, plan)) say_how_to_go_on(plan);
+  const int signal = ended.code == 0 ? read_run_json(plan.run_folder, kSummary).value("stop_signal", 0) : 0;
+  return signal == 0 ? ended.code : 128 + signal;
+}
+
+void check_ranks_fit(const TrainOptions& options, const LaunchedRank& found) {
+  if (options.max_restarts > 0) {
+    throw ConfigError(
+        fmt::format("--max-restarts: {} starts the ranks, and would have to start them again; give it "
+                    "there, with zero train --resume RUN",
+                    found.launcher));
+  }
+  if (!options.ranks || *options.ranks == found.size) return;
+  throw ConfigError(fmt::format("-n {}, but {} started {}; leave -n away", *options.ranks, found.launcher, found.size));
+}
+
+/// What --print-config prints; the shortest form of it, where nothing but options has a say.
+std::string config_to_print(TrainOptions options) {
+  const int ranks = options.ranks.value_or(default_ranks(options.device, kDefaultRanks));
+  choose_run_size(options, ranks);
+  TrainPlan plan = choose_model(options);
+  Config config = make_config(options, plan.dim, ranks);  // checked in any case
+  if (options.fit) {
+    plan.ranks = ranks;
+    if (!options.device.empty()) plan.device = options.device;
+    check_device(plan.device);
+    print_error(fit_or_check(plan, config, options, {.world_size = ranks}, /*goes_on=*/false));
+    return config.to_json();
+  }
+  if (!options.config.empty()) return config.to_json();
+  const std::string brief = builtin_config(options, plan.dim, ranks);
+  Config of_brief = Config::from_text(brief, "built-in configuration");
+  of_brief.resolve_batch(ranks);
+  return of_brief.to_json() == config.to_json() ? brief : config.to_json();
+}
+
+int run_train(const TrainOptions& options, const std::string& command_line) {
+  const Console console(true);
+  if (options.as_rank) return run_as_rank();
+  if (options.print_config) {
+    console.print(config_to_print(options) + "\n");
+    return exit_code_of_output();
+  }
+  if (options.pack_only) {
+    const auto start = std::chrono::steady_clock::now();
+    const CorpusInfo corpus = pack_only(options);
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    console.print(options.json ? corpus_json(corpus).dump(2) + "\n"
+                               : describe_corpus(corpus, seconds.count()) +
+                                     fmt::format("packed     {}\n", short_path(corpus.folder)));
+    return exit_code_of_output();
+  }
+  const auto launched = launched_rank();
+  if (!launched) return run_locally(options, command_line);
+  check_ranks_fit(options, *launched);
+  return run_under_launcher(options, launched->rank, command_line);
+}
+
+/// The arguments of this process, with spaces between them.
+std::string own_command_line() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  while (!text.empty() && text.back() == '\0') text.pop_back();
+  std::replace(text.begin(), text.end(), '\0', ' ');
+  return text;
+}
+
+}  // namespace
+
+void add_train_command(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<TrainOptions>();
+  CLI::App* command = app.add_subcommand("train", "train a language model with ZeRO, and watch it learn");
+  add_train_options(*command, *options);
+  command->callback([command, options, &exit_code] {
+    const CLI::Option* const data = command->get_option("--data");
+    if (data->count() > 1) {  // of other options the last one counts, too; but a text is more than a number
+      print_error(fmt::format("zero train: warning: --data: given {} times; the text is {}\n", data->count(),
+                              for_shell(options->data)));
+    }
+    exit_code = run_train(*options, own_command_line());
+  });
+}
+
+}  // namespace zero::app
