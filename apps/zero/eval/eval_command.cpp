@@ -10,7 +10,6 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "eval/evaluation.h"
 #include "host/rank_job.h"
 #include "model/corpus_choice.h"
 #include "model/opened_model.h"
@@ -21,6 +20,7 @@
 #include "text/text_format.h"
 #include "train/train_loop.h"
 #include "zero/errors.h"
+#include "zero/lm/evaluation.h"
 #include "zero/train.h"
 
 namespace zero::app {

@@ -9,8 +9,8 @@
 #include "text/progress.h"
 #include "train/report_tables.h"
 #include "train/train_plan.h"
-#include "train/validation.h"
 #include "zero/engine.h"
+#include "zero/lm/validation.h"
 #include "zero/train.h"
 
 namespace zero::app {

@@ -8,7 +8,7 @@
 #include "zero/group.h"
 #include "zero/lm/data.h"
 
-namespace zero::app {
+namespace zero {
 
 struct EvaluationResult {
   double loss = 0;           ///< nats a token
@@ -24,4 +24,4 @@ EvaluationResult evaluate(const Corpus& corpus, std::int64_t sequence_length, Gr
                           const std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>& loss,
                           const std::function<void(double)>& progress);
 
-}  // namespace zero::app
+}  // namespace zero

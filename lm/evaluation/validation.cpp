@@ -1,4 +1,4 @@
-#include "train/validation.h"
+#include "zero/lm/validation.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -8,7 +8,7 @@
 
 #include "zero/train.h"
 
-namespace zero::app {
+namespace zero {
 namespace {
 
 constexpr std::int64_t kBatchSize = 8;
@@ -67,4 +67,4 @@ double Validation::mean_over_targets(
   return sum / counted;
 }
 
-}  // namespace zero::app
+}  // namespace zero

@@ -1,4 +1,4 @@
-#include "eval/evaluation.h"
+#include "zero/lm/evaluation.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -11,7 +11,7 @@
 #include "zero/errors.h"
 #include "zero/train.h"
 
-namespace zero::app {
+namespace zero {
 namespace {
 
 /// Windows that are computed together.
@@ -79,4 +79,4 @@ EvaluationResult evaluate(const Corpus& corpus, std::int64_t sequence_length, Gr
   return result;
 }
 
-}  // namespace zero::app
+}  // namespace zero

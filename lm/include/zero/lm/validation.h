@@ -8,7 +8,7 @@
 #include "zero/group.h"
 #include "zero/lm/data.h"
 
-namespace zero::app {
+namespace zero {
 
 class Validation {
  public:
@@ -33,4 +33,4 @@ class Validation {
   ValidationBatches batches_;
 };
 
-}  // namespace zero::app
+}  // namespace zero
