@@ -8,6 +8,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "models/families/family.h"
 #include "models/folder_files.h"
 #include "zero/errors.h"
 #include "zero/init.h"
@@ -100,14 +101,12 @@ std::map<std::string, std::string> base_names(Engine& engine, const CausalLM& mo
 
 LoadReport load_weights(Engine& engine, const CausalLM& model, const std::string& folder) {
   FullWeightsOptions options;
-  options.prefix = model->config.family == CausalLMConfig::Family::kGpt2 ? "transformer." : "model.";
+  const FamilyTraits& traits = family_of(model->config).traits();
+  options.prefix = std::string(traits.decoder) + ".";
   // Constants that older versions of transformers saved.
   options.ignored = {"*.attn.bias", "*.attn.masked_bias", "*.rotary_emb.inv_freq"};
   options.optional = {"*.lora_A.weight", "*.lora_B.weight"};
-  if (model->config.tied) {
-    const bool is_gpt2 = model->config.family == CausalLMConfig::Family::kGpt2;
-    options.aliases.emplace("lm_head.weight", is_gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight");
-  }
+  if (model->config.tied) options.aliases.emplace("lm_head.weight", traits.embedding);
   return engine.load_full_weights(weights_in(folder), options);
 }
 

@@ -14,6 +14,7 @@
 #include <set>
 #include <utility>
 
+#include "models/families/family.h"
 #include "models/folder_files.h"
 #include "models/layers.h"
 #include "zero/errors.h"
@@ -23,7 +24,6 @@ namespace {
 
 using at::Tensor;
 using nlohmann::ordered_json;
-using Family = CausalLMConfig::Family;
 
 constexpr const char* kAllLinear = "all-linear";
 /// Before the name of a parameter in PEFT's files.
@@ -32,12 +32,6 @@ constexpr const char* kPrefix = "base_model.model.";
 bool ends_with_part(std::string_view name, std::string_view part) {
   return name == part ||
          (name.size() > part.size() && name.ends_with(part) && name[name.size() - part.size() - 1] == '.');
-}
-
-/// What PEFT adapts where nobody says.
-std::vector<std::string> default_targets(Family family) {
-  if (family == Family::kGpt2) return {"c_attn"};
-  return {"q_proj", "v_proj"};
 }
 
 /// "q_proj" of "model.layers.0.self_attn.q_proj".
@@ -150,7 +144,7 @@ void add_lora(CausalLM& model, const LoraOptions& options) {
   check_options(options);
   const auto [maps, others] = linear_maps(model);
   const std::vector<std::string> targets =
-      options.targets.empty() ? default_targets(model->config.family) : options.targets;
+      options.targets.empty() ? family_of(model->config).traits().lora_targets : options.targets;
   std::set<std::string> unused(targets.begin(), targets.end());
   std::vector<LinearMap> wanted;
   for (const LinearMap& map : maps) {
@@ -218,8 +212,8 @@ LoraOptions read_lora(const std::string& path) {
   return parse_lora(read_text(file), file.string());
 }
 
-std::string to_json(const LoraOptions& options, Family family) {
-  const ordered_json targets = options.targets.empty() ? default_targets(family) : options.targets;
+std::string to_json(const LoraOptions& options, CausalLMConfig::Family family) {
+  const ordered_json targets = options.targets.empty() ? family_of(family).traits().lora_targets : options.targets;
   const ordered_json json = {
       {"peft_type", "LORA"},
       {"task_type", "CAUSAL_LM"},
@@ -229,7 +223,7 @@ std::string to_json(const LoraOptions& options, Family family) {
       {"lora_dropout", options.dropout},
       {"use_rslora", options.rslora},
       {"target_modules", targets},
-      {"fan_in_fan_out", family == Family::kGpt2},
+      {"fan_in_fan_out", family_of(family).traits().transposed_linear},
       {"bias", "none"},
       {"init_lora_weights", true},
       {"inference_mode", true}};
@@ -269,7 +263,7 @@ void merge_adapters(Engine& engine, const CausalLM& model) {
     const Tensor b = engine.full_weight(b_name).to(at::kFloat);
     Tensor added = at::mm(b, a).mul_(map.module->adapter_scale);
     const Tensor before = engine.full_weight(weight);
-    if (model->config.family == Family::kGpt2) added = added.t();
+    if (family_of(model->config).traits().transposed_linear) added = added.t();
     engine.set_full_weight(weight, before.to(at::kFloat) + added);
     engine.set_full_weight(b_name, at::zeros_like(b));
   }
