@@ -398,7 +398,7 @@ void add_ckpt_command(CLI::App& app, int& exit_code) {
                             [](const CkptArguments& given) { return export_weights(given); });
   exporting->add_option("folder", arguments->to, "folder to write to")->required();
   exporting->add_option("--dtype", arguments->export_options.dtype, "fp32, bf16, fp16 or module")
-      ->check(CLI::IsMember({"fp32", "bf16", "fp16", "module"}).description(""))
+      ->check(one_of({"fp32", "bf16", "fp16", "module"}))
       ->type_name("fp32|bf16|fp16|module")
       ->capture_default_str();
   exporting->add_flag("--overwrite", arguments->overwrite, "over weights that are in the folder already");

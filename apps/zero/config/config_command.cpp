@@ -142,7 +142,7 @@ void add_convert(CLI::App& command, const std::shared_ptr<ConfigArguments>& argu
   real("--weight-decay", trainer.weight_decay, "weight decay (default 0)");
   real("--clipping", trainer.clipping, "gradient clipping (default 1)");
   converting->add_option("--dtype", trainer.dtype, "of parameters and activations (default fp32)")
-      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}).description(""))
+      ->check(one_of({"fp32", "bf16", "fp16"}))
       ->type_name("fp32|bf16|fp16");
   converting->callback([arguments, &exit_code] { exit_code = convert(*arguments); });
 }

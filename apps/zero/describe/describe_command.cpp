@@ -12,6 +12,7 @@
 
 #include "host/host_facts.h"
 #include "text/console.h"
+#include "text/number_check.h"
 #include "zero/lm/models.h"
 
 namespace zero::app {
@@ -271,7 +272,7 @@ void add_describe_commands(CLI::App& app) {
   CLI::App* completion = app.add_subcommand("completion", "print completions for a shell: bash, zsh or fish");
   completion->add_option("shell", *shell, "bash, zsh or fish")
       ->required()
-      ->check(CLI::IsMember({"bash", "zsh", "fish"}).description(""))
+      ->check(one_of({"bash", "zsh", "fish"}))
       ->type_name("bash|zsh|fish");
   completion->footer(
       "Examples:\n"

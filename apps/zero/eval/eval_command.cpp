@@ -226,7 +226,7 @@ void add_eval_command(CLI::App& app, int& exit_code) {
   command->get_option("--data")->description(
       "file or folder of text, all of it; or folder of tokens (default: the validation text of the run)");
   command->add_option("--split", arguments->split, "of tokens, or of the run's text")
-      ->check(CLI::IsMember({"validation", "train"}).description(""))
+      ->check(one_of({"validation", "train"}))
       ->capture_default_str()
       ->type_name("validation|train");
   command

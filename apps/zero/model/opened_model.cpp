@@ -89,7 +89,7 @@ void add_model_arguments(CLI::App& command, ModelArguments& arguments, const std
       ->capture_default_str()
       ->type_name("N");
   command.add_option("--dtype", arguments.dtype, "of parameters and activations (default: the model's)")
-      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}).description(""))
+      ->check(one_of({"fp32", "bf16", "fp16"}))
       ->type_name("fp32|bf16|fp16");
   command.add_option("--device", arguments.device, "what ranks compute on: cpu, or cuda, of whose GPUs each takes one")
       ->capture_default_str()

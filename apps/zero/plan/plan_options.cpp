@@ -70,11 +70,11 @@ void add_training_options(CLI::App& command, PlanOptions& options) {
       ->type_name("N,...")
       ->group(kTraining);
   command.add_option("--dtype", options.dtype, "overrides the configuration")
-      ->check(CLI::IsMember({"bf16", "fp16", "fp32"}).description(""))
+      ->check(one_of({"bf16", "fp16", "fp32"}))
       ->type_name("bf16|fp16|fp32")
       ->group(kTraining);
   command.add_option("--store", options.store, "who holds parameters, as of `zero train`; overrides the configuration")
-      ->check(CLI::IsMember({"auto", "node_shared", "copying"}).description(""))
+      ->check(one_of({"auto", "node_shared", "copying"}))
       ->type_name("auto|node_shared|copying")
       ->group(kTraining);
   command.add_option("--micro-batch", options.micro_batch, "samples per rank at once; overrides the configuration")

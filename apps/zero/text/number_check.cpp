@@ -81,6 +81,13 @@ CLI::Validator not_empty(const std::string& wanted) {
   return check([wanted](std::string& text) { return text.empty() ? "want " + wanted : std::string(); });
 }
 
+CLI::Validator one_of(std::vector<std::string> values) {
+  return check([values = std::move(values)](std::string& text) -> std::string {
+    if (std::ranges::find(values, text) != values.end()) return {};
+    return fmt::format("got '{}', want {}", text, fmt::join(values, ", "));
+  });
+}
+
 CLI::Validator some_of(std::vector<std::string> values) {
   return check([values = std::move(values)](std::string& text) -> std::string {
     std::istringstream list(text);

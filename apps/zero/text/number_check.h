@@ -20,6 +20,9 @@ CLI::Validator real_number(double least, double most);
 /// Not empty, as an unset variable of a shell makes it; `wanted`: "a path".
 CLI::Validator not_empty(const std::string& wanted);
 
+/// One of `values`.
+CLI::Validator one_of(std::vector<std::string> values);
+
 /// Some of `values`, with commas.
 CLI::Validator some_of(std::vector<std::string> values);
 

@@ -8,7 +8,6 @@
 #include <cctype>
 #include <optional>
 #include <ranges>
-#include <sstream>
 #include <string_view>
 #include <utility>
 
@@ -31,8 +30,8 @@ std::vector<std::string> options_of(const CLI::App& app) {
 }
 
 /// The innermost command that was named, and its name: "zero ckpt prune".
-std::pair<const CLI::App*, std::string> chosen_command(const CLI::App& app) {
-  const CLI::App* chosen = &app;
+std::pair<CLI::App*, std::string> chosen_command(CLI::App& app) {
+  CLI::App* chosen = &app;
   std::string name = app.get_name();
   for (auto named = chosen->get_subcommands(); !named.empty(); named = chosen->get_subcommands()) {
     chosen = named.front();
@@ -68,12 +67,17 @@ std::string positionals_of(const CLI::App& command) {
   return names;
 }
 
-/// `said`: "A excludes B".
-std::string two_that_exclude(const std::string& said, const std::string& name) {
-  constexpr std::string_view kExcludes = " excludes ";
-  const std::size_t at = said.find(kExcludes);
-  if (at == std::string::npos) return said;
-  std::string first = said.substr(0, at), second = said.substr(at + kExcludes.size());
+/// Of the options that were given, the first that does not go with another one.
+std::string two_that_exclude(const CLI::App& command, const std::string& name) {
+  std::string first, second;
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->count() == 0 || !first.empty()) continue;
+    for (const CLI::Option* other : option->get_excludes()) {
+      if (other->count() == 0) continue;
+      first = option->get_name(), second = other->get_name();
+      break;
+    }
+  }
   const auto goes_on = [](const std::string& option) { return option == "--resume" || option == "--restart"; };
   if (goes_on(second)) first.swap(second);
   if (goes_on(first) && !goes_on(second)) {
@@ -110,21 +114,14 @@ std::size_t place_of(const CLI::Option& option, const std::vector<std::string>& 
   return at == arguments.end() ? std::string::npos : static_cast<std::size_t>(at - arguments.begin());
 }
 
-/// What the parser says of an option's value, with the option as it was typed.
-std::string about_value(std::string said, const CLI::Option& option, const std::string& typed) {
+/// What is wrong with an option's value, with the option as it was typed: by its check, or by its type.
+std::string about_value(const CLI::ParseError& error, const CLI::Option& option, const std::string& typed) {
   const std::string name = option.get_name();
-  const std::string as_typed = typed.starts_with("--") ? typed.substr(0, typed.find('=')) : typed.substr(0, 2);
-  if (said.starts_with("Could not convert"))
+  std::string said = error.what();
+  if (dynamic_cast<const CLI::ConversionError*>(&error) != nullptr && !option.get_type_name().empty())
     said = fmt::format("{}: got '{}', want {}", name, fmt::join(option.results(), " "), option.get_type_name());
-  constexpr std::string_view kNotIn = " not in {";
-  if (const std::size_t at = said.find(kNotIn); at != std::string::npos) {
-    std::vector<std::string> values;
-    std::istringstream list(said.substr(at + kNotIn.size(), said.rfind('}') - at - kNotIn.size()));
-    for (std::string value; std::getline(list, value, ',');) values.push_back(value);
-    const std::size_t begin = name.size() + 2;
-    said = fmt::format("{}: got '{}', want {}", name, said.substr(begin, at - begin), fmt::join(values, ", "));
-  }
   if (!typed.starts_with("-") || !said.starts_with(name + ":")) return said;
+  const std::string as_typed = typed.starts_with("--") ? typed.substr(0, typed.find('=')) : typed.substr(0, 2);
   return as_typed + said.substr(name.size());
 }
 
@@ -138,7 +135,7 @@ std::optional<Problem> first_refused(const CLI::App& command, const std::vector<
       option->run_callback();
     } catch (const CLI::ParseError& error) {
       const std::size_t place = at < arguments.size() ? place_of(*option, arguments, error.what()) : at;
-      first = {place, about_value(error.what(), *option, place < arguments.size() ? arguments[place] : "")};
+      first = {place, about_value(error, *option, place < arguments.size() ? arguments[place] : "")};
     }
   }
   return first;
@@ -166,22 +163,6 @@ std::optional<Problem> first_unknown(const CLI::App& command, const std::string&
                  fmt::format("{} has no option '{}'; {} takes no value", name, *whole, whole->substr(0, 2))};
 }
 
-/// "file is required" and "--steps: 1 required N missing", said of this command.
-std::string what_is_missing(const CLI::ParseError& error, const CLI::App& command, const std::string& name) {
-  const std::string said = error.what();
-  for (const CLI::Option* option : command.get_options()) {
-    const std::string called = option->get_name();
-    if (said == called + " is required") {
-      return option->get_positional()
-                 ? fmt::format("{}: no {} given; want `{}{}`", name, called, name, positionals_of(command))
-                 : fmt::format("{}: {} is needed: {}", name, called, option->get_description());
-    }
-    if (said.starts_with(called + ":") && said.ends_with(" missing"))
-      return fmt::format("{}: no value given; want {}", called, option->get_type_name());
-  }
-  return said;
-}
-
 /// A word that gives an option, with the value in it ("--ranks=2", "-n2") or without.
 struct TypedOption {
   CLI::Option* option = nullptr;  ///< null: there is none of that name
@@ -189,6 +170,7 @@ struct TypedOption {
 };
 
 TypedOption read_option(CLI::App& command, const std::string& word) {
+  if (!word.starts_with("-")) return {};
   const bool is_long = word.starts_with("--");
   const std::size_t name_size = is_long ? std::min(word.find('='), word.size()) : std::min<std::size_t>(2, word.size());
   TypedOption typed{command.get_option_no_throw(word.substr(0, name_size)), std::nullopt};
@@ -197,6 +179,37 @@ TypedOption read_option(CLI::App& command, const std::string& word) {
 }
 
 bool takes_value(const CLI::Option& option) { return option.get_items_expected_max() > 0; }
+
+/// The first option that wants a value and stands before another option or at the end.
+const CLI::Option* without_value(CLI::App& command, const std::vector<std::string>& words) {
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    const auto [option, value] = read_option(command, words[i]);
+    if (option == nullptr || value || !takes_value(*option)) continue;
+    if (i + 1 == words.size() || words[i + 1] == "--" || read_option(command, words[i + 1]).option != nullptr)
+      return option;
+    ++i;
+  }
+  return nullptr;
+}
+
+/// What `error` says is missing, said of this command.
+std::string what_is_missing(const CLI::ParseError& error, CLI::App& command, const std::string& name,
+                            const std::vector<std::string>& words) {
+  if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
+    for (const CLI::Option* option : command.get_options()) {
+      if (!option->get_required() || option->count() > 0) continue;
+      const std::string called = option->get_name();
+      return option->get_positional()
+                 ? fmt::format("{}: no {} given; want `{}{}`", name, called, name, positionals_of(command))
+                 : fmt::format("{}: {} is needed: {}", name, called, option->get_description());
+    }
+  }
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
+    if (const CLI::Option* option = without_value(command, words))
+      return fmt::format("{}: no value given; want {}", option->get_name(), option->get_type_name());
+  }
+  return error.what();
+}
 
 /// What is wrong with the values of options, none of which is parsed yet; empty: nothing.
 std::string problem_with_values(CLI::App& command, const std::vector<std::string>& words) {
@@ -210,7 +223,7 @@ std::string problem_with_values(CLI::App& command, const std::vector<std::string
       option->add_result(*value);
       option->run_callback();
     } catch (const CLI::ParseError& error) {
-      return about_value(error.what(), *option, typed);
+      return about_value(error, *option, typed);
     }
   }
   return "";
@@ -237,7 +250,7 @@ std::vector<std::string> with_program_marked(CLI::App& command, std::vector<std:
   return arguments;
 }
 
-std::string explain(const CLI::ParseError& error, const CLI::App& app, const std::vector<std::string>& arguments) {
+std::string explain(const CLI::ParseError& error, CLI::App& app, const std::vector<std::string>& arguments) {
   const auto [command, name] = chosen_command(app);
   const std::string help = where_help_is(name);
   // Before the name of a command.
@@ -254,8 +267,8 @@ std::string explain(const CLI::ParseError& error, const CLI::App& app, const std
   if (const auto refused = first_refused(*command, arguments); refused && (!first || refused->at < first->at))
     first = refused;
   if (first) return first->text + help;
-  if (dynamic_cast<const CLI::ExcludesError*>(&error) != nullptr) return two_that_exclude(error.what(), name) + help;
-  return what_is_missing(error, *command, name) + help;
+  if (dynamic_cast<const CLI::ExcludesError*>(&error) != nullptr) return two_that_exclude(*command, name) + help;
+  return what_is_missing(error, *command, name, arguments) + help;
 }
 
 }  // namespace zero::app

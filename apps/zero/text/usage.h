@@ -17,6 +17,6 @@ std::vector<std::string> with_program_marked(CLI::App& command, std::vector<std:
 
 /// The sentence for an error of `app` with these arguments: which of them, what it should be, and the nearest name
 /// where one is unknown.
-std::string explain(const CLI::ParseError& error, const CLI::App& app, const std::vector<std::string>& arguments);
+std::string explain(const CLI::ParseError& error, CLI::App& app, const std::vector<std::string>& arguments);
 
 }  // namespace zero::app

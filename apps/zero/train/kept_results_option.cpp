@@ -1,4 +1,5 @@
 #include "train/kept_results_option.h"
+#include "text/number_check.h"
 
 #include <CLI/CLI.hpp>
 
@@ -13,7 +14,7 @@ CLI::Option* add_recompute_keep(CLI::App& command, std::optional<KeptResults>& k
           "--recompute-keep", take,
           "what such a block keeps and does not compute again: none, attention (results of fused attention), "
           "products (and of matrix products) (default: none)")
-      ->check(CLI::IsMember({"none", "attention", "products"}).description(""))
+      ->check(one_of({"none", "attention", "products"}))
       ->type_name("none|attention|products")
       ->group(group);
 }

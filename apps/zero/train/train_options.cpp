@@ -40,7 +40,7 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
   command
       .add_option("--store", options.store,
                   "who holds parameters: a host's ranks together (at any stage), or each; auto: together at stage 3")
-      ->check(CLI::IsMember({"auto", "node_shared", "copying"}).description(""))
+      ->check(one_of({"auto", "node_shared", "copying"}))
       ->type_name("auto|node_shared|copying")
       ->group(kTraining);
   command
@@ -307,7 +307,7 @@ void add_override_options(CLI::App& command, TrainOptions& options) {
 
 void add_dtype_option(CLI::App& command, TrainOptions& options) {
   command.add_option("--dtype", options.dtype, "data type of parameters and activations; overrides the configuration")
-      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}).description(""))
+      ->check(one_of({"fp32", "bf16", "fp16"}))
       ->type_name("fp32|bf16|fp16")
       ->group(kTraining);
 }
