@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the build into an empty folder and builds a project of somebody else's against it: find_package(zerotorch),
-# zero::zero, a module of its own, two ranks started by the installed command line.
+# zero::zero and zero::lm, a module of its own, two ranks started by the installed command line.
 set -euo pipefail
 build=$1 consumer=$2 cmake=$3 project=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
@@ -30,6 +30,8 @@ EOF
 cd "$work"
 timeout 120 "$work/prefix/bin/zero" launch -n 2 -- "$work/consumer/consumer" "$consumer/ds_config.json" | tee "$work/out.txt"
 grep -q "rank 0 of 2: loss went down" "$work/out.txt"
+timeout 120 "$work/consumer/lm_consumer" | tee "$work/lm.txt"
+grep -q "loss is finite; gpt-tiny has" "$work/lm.txt"
 # What `make package` does to the files: they look for libraries beside them, and in no folder of this machine.
 mkdir "$work/package" && mv "$work/prefix" "$work/package/usr"
 "$cmake" -D CPACK_TEMPORARY_INSTALL_DIRECTORY="$work/package" -P "$project/cmake/package_rpath.cmake"
