@@ -120,7 +120,7 @@ class AdamPass final : public Pass {
         exp_avg_sq_(numel_ * 4),
         gradient_(numel_ * 4) {}
 
-  void kernel() override { kernels_.adam(args(), hyper_); }
+  void kernel() override { kernels_.update_of(optim::Algorithm::kAdam)(args(), hyper_); }
   void probe() override {
     switch (masters_) {
       case Masters::kFloatOnly:

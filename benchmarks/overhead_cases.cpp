@@ -200,7 +200,7 @@ class ByHand {
 
   void update(std::int64_t begin, std::int64_t numel) {
     void* const weight = weights_.data_at(begin);
-    optim::kernels().adam(
+    optim::kernels().update_of(optim::Algorithm::kAdam)(
         {.master = bf16_ ? nullptr : static_cast<float*>(weight),
          .remainder = bf16_ ? static_cast<std::uint16_t*>(remainder_.data_at(begin)) : nullptr,
          .states = {static_cast<float*>(exp_avg_.data_at(begin)), static_cast<float*>(exp_avg_sq_.data_at(begin))},

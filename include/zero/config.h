@@ -11,6 +11,7 @@
 
 #include "zero/cpu_products.h"
 #include "zero/dtype.h"
+#include "zero/optimizers.h"
 
 namespace zero {
 
@@ -52,52 +53,18 @@ struct Config {
   struct Optimizer {
     /// False when the file has no "optimizer" section: AdamW with the defaults below is used.
     bool given = false;
-    /// "AdamW", "Adam", "SGD", "Adagrad", "RMSprop", "Lion", "Lamb", "Muon", "Adafactor", "AdamW8bit" or "Adam8bit",
-    /// always in this spelling; a file may use any case. Fields that a file omits take the values of defaults_of(type);
-    /// fields of a Config built in code start with the values below.
+    /// One of OptimizerInfo::types (zero/optimizers.h), always in that spelling; a file may use any case. Fields that a
+    /// file omits take the values of defaults_of(type); fields of a Config built in code start with the values below.
     std::string type = "AdamW";
     double lr = 1e-3;
-    /// Adam, AdamW, Lion.
-    double beta1 = 0.9;
-    double beta2 = 0.999;
-    /// Added to the denominator: Adam, AdamW, Adagrad, RMSprop.
-    double eps = 1e-8;
-    /// DeepSpeed's default 0.0 (torch::optim::AdamW has 0.01).
-    double weight_decay = 0.0;
-    bool bias_correction = true;
-    /// True: decoupled weight decay (AdamW). False: decay is added to the gradient (L2). Always true for
-    /// type AdamW; for type Adam the default is true as well, as in DeepSpeed.
-    bool adam_w_mode = true;
-    /// Adam and AdamW: divide by the largest second moment so far (AMSGrad). Adds one state.
-    bool amsgrad = false;
-    /// Maximize the loss instead of minimizing it. All optimizers but Lion.
-    bool maximize = false;
-    /// SGD, RMSprop. Any value but 0 adds one state.
-    double momentum = 0.0;
-    /// SGD: the fraction of a gradient that is left out of the momentum.
-    double dampening = 0.0;
-    /// SGD: needs a momentum and no dampening.
-    bool nesterov = false;
-    /// RMSprop: decay of the mean of squared gradients.
-    double alpha = 0.99;
-    /// RMSprop: divide by the standard deviation of the gradient. Adds one state.
-    bool centered = false;
-    /// Adagrad: the learning rate of update k (from 0) is lr / (1 + k lr_decay).
-    double lr_decay = 0.0;
-    /// Adagrad: initial value of the sums of squares.
-    double initial_accumulator_value = 0.0;
-    /// Lamb: bounds of the trust ratio, the norm of a weight over the norm of its step.
-    double max_coeff = 10.0, min_coeff = 0.01;
-    /// Lamb: eps is added before the root is taken.
-    bool eps_inside_sqrt = false;
+    // beta1, beta2, eps, weight_decay, momentum, ...: the rows of zero/optimizers.h.
+#define ZERO_FIELD(where, type, name, value, range, meaning) type name = value;
+    ZERO_HYPER_PARAMETERS(ZERO_FIELD)
+#undef ZERO_FIELD
     /// Muon: learning rates of the matrices it orthogonalises, and of the parameters that AdamW updates. Default: lr.
     std::optional<double> muon_lr, adam_lr;
     /// Muon: the Newton-Schulz iteration that orthogonalises a matrix, "gram" or "standard".
     std::string ns_method = "gram";
-    /// Adafactor: beta2 of step t is 1 - t^beta2_decay.
-    double beta2_decay = -0.8;
-    /// Adafactor: upper bound of the root mean square of a tensor's step, before it is multiplied by the learning rate.
-    double d = 1.0;
 
     /// An optimizer of the given type with DeepSpeed's defaults, or torch.optim's where DeepSpeed uses those.
     static Optimizer defaults_of(std::string_view type);

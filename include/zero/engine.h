@@ -48,13 +48,18 @@ struct ParameterGroup {
   std::vector<std::string> names;
   std::optional<double> lr = {}, weight_decay = {}, eps = {};
   std::optional<std::pair<double, double>> betas = {};
-  std::optional<bool> bias_correction = {}, amsgrad = {}, maximize = {};
-  std::optional<double> momentum = {}, dampening = {};
-  std::optional<bool> nesterov = {};
-  std::optional<double> alpha = {};
-  std::optional<bool> centered = {};
-  std::optional<double> lr_decay = {}, initial_accumulator_value = {};
-  std::optional<double> max_coeff = {}, min_coeff = {};
+  // bias_correction, momentum, ...: the rows of zero/optimizers.h that are in groups.
+#define ZERO_FIELD_OF_BETAS(type, name)
+#define ZERO_FIELD_OF_COMMON(type, name)
+#define ZERO_FIELD_OF_SHARED(type, name)
+#define ZERO_FIELD_OF_GROUP(type, name) std::optional<type> name = {};
+#define ZERO_FIELD(where, type, name, value, range, meaning) ZERO_FIELD_OF_##where(type, name)
+  ZERO_HYPER_PARAMETERS(ZERO_FIELD)
+#undef ZERO_FIELD
+#undef ZERO_FIELD_OF_BETAS
+#undef ZERO_FIELD_OF_COMMON
+#undef ZERO_FIELD_OF_SHARED
+#undef ZERO_FIELD_OF_GROUP
   /// Muon: whether it orthogonalises these parameters; not given: decided by names and dimensions, see
   /// docs/optimizers.md. With Muon every group becomes two: 2g holds the orthogonalised parameters, 2g + 1 the others.
   std::optional<bool> use_muon = {};

@@ -12,6 +12,7 @@
 #include "zero/launch.h"         // IWYU pragma: export
 #include "zero/memory.h"         // IWYU pragma: export
 #include "zero/model_view.h"     // IWYU pragma: export
+#include "zero/optimizers.h"     // IWYU pragma: export
 #include "zero/recompute.h"      // IWYU pragma: export
 #include "zero/report.h"         // IWYU pragma: export
 #include "zero/train.h"          // IWYU pragma: export

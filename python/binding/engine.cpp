@@ -66,19 +66,23 @@ zero::ParameterGroup group_of(const py::dict& from) {
   take(from, "lr", group.lr);
   take(from, "weight_decay", group.weight_decay);
   take(from, "eps", group.eps);
-  take(from, "betas", group.betas);
-  take(from, "bias_correction", group.bias_correction);
-  take(from, "amsgrad", group.amsgrad);
-  take(from, "maximize", group.maximize);
-  take(from, "momentum", group.momentum);
-  take(from, "dampening", group.dampening);
-  take(from, "nesterov", group.nesterov);
-  take(from, "alpha", group.alpha);
-  take(from, "centered", group.centered);
-  take(from, "lr_decay", group.lr_decay);
-  take(from, "initial_accumulator_value", group.initial_accumulator_value);
-  take(from, "max_coeff", group.max_coeff);
-  take(from, "min_coeff", group.min_coeff);
+  if (from.contains("betas") && !from["betas"].is_none()) {
+    const auto betas = py::cast<std::vector<double>>(from["betas"]);
+    if (betas.size() != 2 && betas.size() != 3) throw zero::ConfigError("betas: want two numbers, or three");
+    group.betas = {betas[0], betas[1]};
+    if (betas.size() == 3) group.beta3 = betas[2];
+  }
+#define ZERO_TAKE_OF_BETAS(name)
+#define ZERO_TAKE_OF_COMMON(name)
+#define ZERO_TAKE_OF_SHARED(name)
+#define ZERO_TAKE_OF_GROUP(name) take(from, #name, group.name);
+#define ZERO_TAKE(where, type, name, value, range, meaning) ZERO_TAKE_OF_##where(name)
+  ZERO_HYPER_PARAMETERS(ZERO_TAKE)
+#undef ZERO_TAKE
+#undef ZERO_TAKE_OF_BETAS
+#undef ZERO_TAKE_OF_COMMON
+#undef ZERO_TAKE_OF_SHARED
+#undef ZERO_TAKE_OF_GROUP
   take(from, "use_muon", group.use_muon);
   return group;
 }
@@ -379,6 +383,13 @@ void bind_engine(py::module_& module) {
   module.def("initialize", &initialize, py::arg("module"), py::arg("config"), py::arg("group"), py::arg("groups"),
              py::arg("evaluation_only") = false, py::arg("optimizer_factory") = py::none(),
              py::arg("optimizer_name") = "", py::arg("device") = py::none());
+  module.def("hyper_parameters_of_groups", [] {
+    std::vector<std::string_view> names;
+    for (const auto& one : zero::kHyperParameters) {
+      if (one.in_groups) names.push_back(one.name);
+    }
+    return names;
+  });
   module.def("belongs_to_engine",
              [](const at::Tensor& tensor) { return tensor.key_set().has(c10::DispatchKey::DeferredInit); });
   py::class_<Gathered>(module, "Gathered")

@@ -24,8 +24,8 @@ from zerotorch.utils.logging import logger
 
 #: Hyper-parameters of a group that the engine takes at any time.
 LIVE = (
-    *("lr", "betas", "eps", "weight_decay", "bias_correction", "amsgrad", "maximize", "momentum", "dampening"),
-    *("nesterov", "alpha", "centered", "lr_decay", "max_coeff", "min_coeff"),
+    "betas",
+    *(name for name in _C.hyper_parameters_of_groups() if name not in ("beta1", "beta2", "initial_accumulator_value")),
 )
 #: One that it takes when it is made.
 _FIXED = "decoupled_weight_decay"

@@ -85,7 +85,9 @@ class Binder {
   }
 
   /// The value of a key under its current name.
-  void take(const Key& key, const json& value, const Place& at, const Place& section) {
+  void take(const Key& schema_key, const json& value, const Place& at, const Place& section) {
+    const bool of_optimizer = schema_key.path.starts_with("optimizer.params.");
+    const Key key = of_optimizer ? for_optimizer(optimizer_type(), schema_key) : schema_key;
     if (value.is_null() && key.fallback == "null") return;
     const auto [earlier, inserted] = given_.emplace(at.current, Given{at.written, line_of(at.written), {}});
     if (!inserted) {
@@ -192,6 +194,13 @@ class Binder {
       rest.remove_prefix(std::min(end + 1, rest.size()));
     }
     return document_.root.value(pointer / std::string("enabled"), json()) == false;
+  }
+
+  /// As the document has it, in the spelling of the schema; empty: none, or none that is there.
+  std::string optimizer_type() const {
+    const json::json_pointer pointer((wrapped_ ? "/" + std::string(kWrapper) : "") + "/optimizer/type");
+    if (!document_.root.contains(pointer)) return {};
+    return check_value(*find_key("optimizer.type"), document_.root.at(pointer)).value.text;
   }
 
   /// Parameters of an optimizer or schedule that we do not have would only be reported as unknown.

@@ -33,13 +33,14 @@ std::string read_file(const std::string& path) {
 Config::Optimizer Config::Optimizer::defaults_of(std::string_view type) {
   Optimizer optimizer;
   optimizer.type = type;
-  if (type == "Adagrad" || type == "RMSprop" || type == "Adafactor") optimizer.lr = 1e-2;
-  if (type == "Adagrad") optimizer.eps = 1e-10;
-  if (type == "Muon") {
-    optimizer.lr = 0.02;
-    optimizer.momentum = 0.95;
-    optimizer.beta2 = 0.95;
-    optimizer.eps = 1e-10;
+  const OptimizerInfo* const info = find_optimizer(type);
+  if (!info) return optimizer;
+  for (const OptimizerDefault& one : info->defaults) {
+    if (one.name == "lr") optimizer.lr = one.value;
+#define ZERO_SET(where, type, field, standard, range, meaning) \
+  if (one.name == #field) optimizer.field = static_cast<decltype(optimizer.field)>(one.value);
+    ZERO_HYPER_PARAMETERS(ZERO_SET)
+#undef ZERO_SET
   }
   return optimizer;
 }

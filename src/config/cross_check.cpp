@@ -152,10 +152,18 @@ void check_optimizer(Check& check) {
     optimizer.lr = defaults.lr;
     if (optimizer.type == "Muon" && !optimizer.adam_lr) optimizer.adam_lr = 3e-4;
   }
-  if (check.find("optimizer.params.momentum") == nullptr) optimizer.momentum = defaults.momentum;
-  if (check.find("optimizer.params.eps") == nullptr) optimizer.eps = defaults.eps;
-  if (check.find("optimizer.params.betas") == nullptr)
-    std::tie(optimizer.beta1, optimizer.beta2) = std::pair(defaults.beta1, defaults.beta2);
+  const Given* const betas = check.find("optimizer.params.betas");
+  const bool has_third = betas != nullptr && betas->value.third;
+  const auto is_given = [&](std::string_view name) {
+    if (name == "beta1" || name == "beta2") return betas != nullptr;
+    return check.find(fmt::format("optimizer.params.{}", name)) != nullptr || (name == "beta3" && has_third);
+  };
+#define ZERO_DEFAULT(where, type, name, value, range, meaning) \
+  if (!is_given(#name)) optimizer.name = defaults.name;
+  ZERO_HYPER_PARAMETERS(ZERO_DEFAULT)
+#undef ZERO_DEFAULT
+  if (const Given* const beta3 = check.find("optimizer.params.beta3"); beta3 && has_third)
+    check.problem(*beta3, "given twice: the third of betas is the same setting; remove one");
   check_parameters(check, *check.find("optimizer.type"), optimizer_keys());
   if (optimizer.nesterov && !(optimizer.momentum > 0 && optimizer.dampening == 0)) {
     check.problem(*check.find("optimizer.params.nesterov"),
@@ -229,8 +237,8 @@ void check_scheduler(Check& check) {
       check.problem(*type, fmt::format("{} needs params.{}: {}", of_type, parameter, meaning));
   }
   const std::string& optimizer = check.config.optimizer.type;
-  if (scheduler.type == Scheduler::Type::kOneCycle && scheduler.cycle_momentum && optimizer.find("Adam") != 0 &&
-      optimizer != "Lion") {
+  const OptimizerInfo* const info = find_optimizer(optimizer);
+  if (scheduler.type == Scheduler::Type::kOneCycle && scheduler.cycle_momentum && !(info && info->cycles_beta1)) {
     check.notice(
         fmt::format("scheduler.params.cycle_momentum: no effect: {} has no betas, as in DeepSpeed", optimizer));
   }

@@ -1,5 +1,8 @@
 // "optimizer".
-#include <tuple>
+#include <algorithm>
+#include <iterator>
+#include <string>
+#include <vector>
 
 #include "config/fields.h"
 
@@ -12,30 +15,67 @@ using Optimizer = Config::Optimizer;
 /// Filled in by hand: it counts then, without being given.
 bool is_set(const Optimizer& one) {
   const Optimizer unset;
-  const auto values = [](const Optimizer& o) {
-    return std::tuple(o.type, o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.bias_correction, o.adam_w_mode,
-                      o.amsgrad, o.maximize, o.momentum, o.dampening, o.nesterov, o.alpha, o.centered, o.lr_decay,
-                      o.initial_accumulator_value, o.max_coeff, o.min_coeff, o.eps_inside_sqrt, o.muon_lr, o.adam_lr,
-                      o.ns_method, o.beta2_decay, o.d);
-  };
-  return values(one) != values(unset);
+  bool same = one.type == unset.type && one.lr == unset.lr && one.muon_lr == unset.muon_lr &&
+              one.adam_lr == unset.adam_lr && one.ns_method == unset.ns_method;
+#define ZERO_COMPARE(where, type, name, value, range, meaning) same = same && one.name == unset.name;
+  ZERO_HYPER_PARAMETERS(ZERO_COMPARE)
+#undef ZERO_COMPARE
+  return !same;
 }
 
-constexpr std::string_view kAdams = "Adam|AdamW|Adam8bit|AdamW8bit";
+constexpr std::string_view kParams = "optimizer.params.";
 
-constexpr Key taken_by(std::string_view types, Key key) {
-  key.taken_by = types;
-  return key;
+std::string_view name_of(const Key& key) { return key.path.substr(kParams.size()); }
+
+Key parameter(std::string_view path, const HyperParameterInfo& info, Field field) {
+  constexpr Kind kKinds[] = {Kind::kBool, Kind::kCount, Kind::kNumber};  // as HyperParameterType
+  return {.path = path,
+          .kind = kKinds[static_cast<std::size_t>(info.type)],
+          .fallback = info.default_value,
+          .note = info.meaning,
+          .minimum = info.range.minimum,
+          .maximum = info.range.maximum,
+          .below = info.range.below,
+          .nullable = info.type == HyperParameterType::kCount,
+          .field = field};
 }
 
-constexpr Key kOptimizer[] = {
+const HyperParameterInfo& info_of(std::string_view name) {
+  return *std::ranges::find(kHyperParameters, name, &HyperParameterInfo::name);
+}
+
+/// A key for each row but those of betas.
+void add_hyper_parameters(std::vector<Key>& keys) {
+#define ZERO_KEY_OF_BETAS(name)
+#define ZERO_KEY_OF_COMMON(name) \
+  keys.push_back(parameter("optimizer.params." #name, info_of(#name), field<&Config::optimizer, &Optimizer::name>));
+#define ZERO_KEY_OF_SHARED(name) ZERO_KEY_OF_COMMON(name)
+#define ZERO_KEY_OF_GROUP(name) ZERO_KEY_OF_COMMON(name)
+#define ZERO_KEY(where, type, name, value, range, meaning) ZERO_KEY_OF_##where(name)
+  ZERO_HYPER_PARAMETERS(ZERO_KEY)
+#undef ZERO_KEY
+#undef ZERO_KEY_OF_BETAS
+#undef ZERO_KEY_OF_COMMON
+#undef ZERO_KEY_OF_SHARED
+#undef ZERO_KEY_OF_GROUP
+}
+
+std::string joined(std::string_view separator, bool (*counts)(const OptimizerInfo&, std::string_view),
+                   std::string_view name = {}) {
+  std::string text;
+  for (const OptimizerInfo& optimizer : kOptimizers) {
+    if (counts(optimizer, name)) text += (text.empty() ? "" : std::string(separator)) + std::string(optimizer.types);
+  }
+  return text;
+}
+
+constexpr Key kBefore[] = {
     section("optimizer", "without it: AdamW with the defaults below"),
     {.path = "optimizer.type",
      .kind = Kind::kChoice,
      .fallback = "\"AdamW\"",
-     .note = "AdamW, Adam (decoupled weight decay as well unless params.adam_w_mode is false), SGD, Adagrad, RMSprop, "
-             "Lion, Lamb, Muon, Adafactor, AdamW8bit or Adam8bit: docs/optimizers.md",
-     .choices = "AdamW|Adam|SGD|Adagrad|RMSprop|Lion|Lamb|Muon|Adafactor|AdamW8bit|Adam8bit",
+     .note = "AdamW, Adam (decoupled weight decay as well unless params.adam_w_mode is false), or another of "
+             "docs/optimizers.md",
      .refused_choices = "OneBitAdam|ZeroOneAdam|OneBitLamb|MuAdam|MuAdamW|MuSGD|Adamax|NAdam|RAdam|Adadelta|"
                         "ASGD|Rprop|LBFGS|SparseAdam",
      .nullable = true,
@@ -45,119 +85,45 @@ constexpr Key kOptimizer[] = {
                }}},
     or_null(no_effect("optimizer.legacy_fusion", Kind::kBool, "false", "the step is always one fused pass", "false")),
     section("optimizer.params", "of the optimizer"),
-    honoured("optimizer.params.lr", Kind::kNumber, "1e-3",
-             "learning rate; Adagrad, RMSprop, Adafactor: 1e-2; Muon: see muon_lr",
+    honoured("optimizer.params.lr", Kind::kNumber, kHyperParameters[0].default_value, kHyperParameters[0].meaning,
              field<&Config::optimizer, &Optimizer::lr>),
     {.path = "optimizer.params.betas",
      .kind = Kind::kPair,
      .fallback = "[0.9, 0.999]",
-     .note = "Adam, AdamW: decay of the first and second moment; Lion: of the momentum in the step and in the state",
+     .note = kHyperParameters[1].meaning,
      .maximum = 1,
      .below = true,
-     .taken_by = "Adam|AdamW|Adam8bit|AdamW8bit|Lion|Lamb|Muon",
-     .field = {.bind = [](Config& c, const Value& v) { c.optimizer.beta1 = v.number, c.optimizer.beta2 = v.second; },
+     .field = {.bind =
+                   [](Config& c, const Value& v) {
+                     c.optimizer.beta1 = v.number, c.optimizer.beta2 = v.second;
+                     if (v.third) c.optimizer.beta3 = *v.third;
+                   },
                .unbind = [](const Config& c) -> Value {
                  return {.number = c.optimizer.beta1, .second = c.optimizer.beta2};
                }}},
-    taken_by("Adam|AdamW|Adam8bit|AdamW8bit|Adagrad|RMSprop|Lamb|Muon",
-             honoured("optimizer.params.eps", Kind::kNumber, "1e-8",
-                      "added to the denominator: all but SGD and Lion; Adagrad: 1e-10",
-                      field<&Config::optimizer, &Optimizer::eps>)),
-    honoured("optimizer.params.weight_decay", Kind::kNumber, "0.0",
-             "decoupled in AdamW, Lion and Muon, else added to the gradient. torch::optim::AdamW has 0.01",
-             field<&Config::optimizer, &Optimizer::weight_decay>),
-    taken_by("Adam|AdamW|Adam8bit|AdamW8bit|Lamb", honoured("optimizer.params.bias_correction", Kind::kBool, "true",
-                                                            "Adam, AdamW: divide the moments by 1 - beta^step",
-                                                            field<&Config::optimizer, &Optimizer::bias_correction>)),
-    taken_by("Adam|AdamW|Adam8bit|AdamW8bit|Muon",
-             honoured("optimizer.params.adam_w_mode", Kind::kBool, "true",
-                      "type Adam: false adds the decay to the gradient (L2); type AdamW is always decoupled",
-                      field<&Config::optimizer, &Optimizer::adam_w_mode>)),
-    taken_by("Adam|AdamW", honoured("optimizer.params.amsgrad", Kind::kBool, "false",
-                                    "Adam, AdamW: divide by the largest second moment so far, a third state",
-                                    field<&Config::optimizer, &Optimizer::amsgrad>)),
-    taken_by("Adam|AdamW|Adam8bit|AdamW8bit|SGD|Adagrad|RMSprop|Adafactor",
-             honoured("optimizer.params.maximize", Kind::kBool, "false",
-                      "all but Lion, Lamb and Muon: climb instead of "
-                      "descending",
-                      field<&Config::optimizer, &Optimizer::maximize>)),
-    taken_by("SGD|RMSprop|Muon", honoured("optimizer.params.momentum", Kind::kNumber, "0.0",
-                                          "SGD, RMSprop: decay of the momentum; not 0: a state more. Muon: 0.95",
-                                          field<&Config::optimizer, &Optimizer::momentum>)),
-    taken_by("SGD", honoured("optimizer.params.dampening", Kind::kNumber, "0.0",
-                             "SGD: the part of a gradient that does not go into the momentum",
-                             field<&Config::optimizer, &Optimizer::dampening>)),
-    taken_by("SGD", honoured("optimizer.params.nesterov", Kind::kBool, "false",
-                             "SGD: Nesterov's momentum; needs a momentum and no dampening",
-                             field<&Config::optimizer, &Optimizer::nesterov>)),
-    {.path = "optimizer.params.alpha",
-     .kind = Kind::kNumber,
-     .fallback = "0.99",
-     .note = "RMSprop: decay of the mean of squares",
-     .maximum = 1,
-     .taken_by = "RMSprop",
-     .field = field<&Config::optimizer, &Optimizer::alpha>},
-    taken_by("RMSprop", honoured("optimizer.params.centered", Kind::kBool, "false",
-                                 "RMSprop: divide by the deviation from the mean gradient, a state more",
-                                 field<&Config::optimizer, &Optimizer::centered>)),
-    taken_by("Adagrad", honoured("optimizer.params.lr_decay", Kind::kNumber, "0.0",
-                                 "Adagrad: update k, from 0, has the rate lr / (1 + k lr_decay)",
-                                 field<&Config::optimizer, &Optimizer::lr_decay>)),
-    taken_by("Adagrad", honoured("optimizer.params.initial_accumulator_value", Kind::kNumber, "0.0",
-                                 "Adagrad: its sums of squares at the start",
-                                 field<&Config::optimizer, &Optimizer::initial_accumulator_value>)),
-    {.path = "optimizer.params.max_coeff",
-     .kind = Kind::kNumber,
-     .fallback = "10.0",
-     .note = "Lamb: upper bound of the ratio of a weight's norm to its step's",
-     .taken_by = "Lamb",
-     .field = field<&Config::optimizer, &Optimizer::max_coeff>},
-    {.path = "optimizer.params.min_coeff",
-     .kind = Kind::kNumber,
-     .fallback = "0.01",
-     .note = "Lamb: lower bound of that ratio",
-     .taken_by = "Lamb",
-     .field = field<&Config::optimizer, &Optimizer::min_coeff>},
-    taken_by("Lamb", honoured("optimizer.params.eps_inside_sqrt", Kind::kBool, "false",
-                              "Lamb: eps is added before the root is taken",
-                              field<&Config::optimizer, &Optimizer::eps_inside_sqrt>)),
-    taken_by("Muon", honoured("optimizer.params.muon_lr", Kind::kNumber, "null",
-                              "Muon: the rate of its matrices; null: lr, or 0.02 where that is not given",
-                              field<&Config::optimizer, &Optimizer::muon_lr>)),
-    taken_by("Muon", honoured("optimizer.params.adam_lr", Kind::kNumber, "null",
-                              "Muon: the rate of what AdamW updates; null: lr, or 3e-4 where that is not given",
-                              field<&Config::optimizer, &Optimizer::adam_lr>)),
+};
+
+constexpr Key kAfter[] = {
+    honoured("optimizer.params.muon_lr", Kind::kNumber, "null",
+             "Muon: the rate of its matrices; null: lr, or 0.02 where that is not given",
+             field<&Config::optimizer, &Optimizer::muon_lr>),
+    honoured("optimizer.params.adam_lr", Kind::kNumber, "null",
+             "Muon: the rate of what AdamW updates; null: lr, or 3e-4 where that is not given",
+             field<&Config::optimizer, &Optimizer::adam_lr>),
     {.path = "optimizer.params.ns_method",
      .kind = Kind::kChoice,
      .fallback = "\"gram\"",
      .note = "Muon: Newton-Schulz on the small Gram matrix, or the standard iteration",
      .choices = "gram|standard",
-     .taken_by = "Muon",
      .field = {.bind = field<&Config::optimizer, &Optimizer::ns_method>.bind,
                .unbind = field<&Config::optimizer, &Optimizer::ns_method>.unbind}},
-    {.path = "optimizer.params.beta2_decay",
-     .kind = Kind::kNumber,
-     .fallback = "-0.8",
-     .note = "Adafactor: the second moments take step^beta2_decay of the new squares",
-     .minimum = -10,
-     .maximum = 0,
-     .taken_by = "Adafactor",
-     .field = field<&Config::optimizer, &Optimizer::beta2_decay>},
-    {.path = "optimizer.params.d",
-     .kind = Kind::kNumber,
-     .fallback = "1.0",
-     .note = "Adafactor: bound of the root mean square of a tensor's step before its rate",
-     .minimum = 1,
-     .taken_by = "Adafactor",
-     .field = field<&Config::optimizer, &Optimizer::d>},
-    taken_by("Muon", refused("optimizer.params.per_head_muon", Kind::kBool, "false",
-                             "matrices are orthogonalised whole; remove the key", "false")),
+    refused("optimizer.params.per_head_muon", Kind::kBool, "false", "matrices are orthogonalised whole; remove the key",
+            "false"),
     {.path = "optimizer.params.torch_adam",  // read by cross_check()
      .kind = Kind::kBool,
      .fallback = "false",
      .note = "Adam, AdamW: true: without weight_decay torch.optim.AdamW's 0.01 where it is decoupled, as in DeepSpeed. "
-             "The kernel is the engine's own either way and follows torch.optim's numbers",
-     .taken_by = kAdams},
+             "The kernel is the engine's own either way and follows torch.optim's numbers"},
     no_effect("optimizer.params.fused", Kind::kBool, "null", "the step is always one fused pass", "true"),
     no_effect("optimizer.params.foreach", Kind::kBool, "null", "the step is always one fused pass", "false"),
     no_effect("optimizer.params.capturable", Kind::kBool, "false", "the step is not captured in graphs of a GPU",
@@ -175,6 +141,37 @@ constexpr Key kOptimizer[] = {
 
 }  // namespace
 
-std::span<const Key> optimizer_keys() { return kOptimizer; }
+std::span<const Key> optimizer_keys() {
+  // Keys and what they view live as long as the program.
+  static const std::string& types = *new std::string(joined("|", [](const auto&, std::string_view) { return true; }));
+  static const auto& keys = *new std::vector<Key>([] {
+    std::vector<Key> all(std::begin(kBefore), std::end(kBefore));
+    add_hyper_parameters(all);
+    all.insert(all.end(), std::begin(kAfter), std::end(kAfter));
+    for (Key& key : all) {
+      if (key.path == "optimizer.type") key.choices = types;
+      if (!key.path.starts_with(kParams)) continue;
+      const auto has = [](const OptimizerInfo& one, std::string_view name) { return is_among(name, one.parameters); };
+      key.taken_by = *new std::string(joined("|", has, name_of(key)));
+    }
+    return all;
+  }());
+  return keys;
+}
+
+Key for_optimizer(std::string_view type, const Key& key) {
+  const OptimizerInfo* const optimizer = find_optimizer(type);
+  if (!optimizer || !key.path.starts_with(kParams)) return key;
+  Key its = key;
+  const std::string_view name = name_of(key);
+  if (name == "betas" && is_among("beta3", optimizer->parameters)) its.takes_third = true;
+  for (const OptimizerDefault& one : optimizer->defaults) {
+    if (one.name != name || name.empty()) continue;
+    its.minimum = one.range.minimum;
+    its.maximum = one.range.maximum;
+    its.below = one.range.below;
+  }
+  return its;
+}
 
 }  // namespace zero::config

@@ -32,6 +32,7 @@ struct Value {
   std::int64_t count = 0;
   double number = 0;
   double second = 0;                  // of a pair; the first is `number`
+  std::optional<double> third;        // where the key takes one
   std::optional<std::size_t> choice;  // which of the key's `choices`; not given for one that is kept as text
   std::string text;                   // also of a choice that was read, as spelt in `choices`
   std::vector<std::string> texts;
@@ -72,6 +73,8 @@ struct Key {
   std::string_view means = {};
   /// null is "not given", as where DeepSpeed's field is optional. Keys whose `fallback` is null take it anyway.
   bool nullable = false;
+  /// kPair: there may be a third number.
+  bool takes_third = false;
   /// A parameter of an optimizer or schedule: the types that take it, separated by '|'; empty: all.
   std::string_view taken_by = {};
   Field field = {};
@@ -163,6 +166,9 @@ std::vector<std::string_view> sections_with(std::string_view name);
 bool takes(std::string_view type, const Key& parameter);
 /// The honoured parameters among `keys` that it takes, by name, for messages: "lr, weight_decay".
 std::string parameters_of(std::string_view type, std::span<const Key> keys);
+
+/// The key as an optimizer of this type has it: of optimizer.params, its own range. Else unchanged.
+Key for_optimizer(std::string_view type, const Key& key);
 
 std::string_view kind_name(Kind kind);
 

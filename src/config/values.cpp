@@ -83,11 +83,13 @@ Checked check_strings(const Key& key, const json& got) {
 
 Checked check_pair(const Key& key, const json& got) {
   Checked result;
-  const bool fits = got.is_array() && got.size() == 2 && got[0].is_number() && got[1].is_number() &&
-                    in_range(key, got[0].get<double>()) && in_range(key, got[1].get<double>());
+  const bool fits =
+      got.is_array() && (got.size() == 2 || (key.takes_third && got.size() == 3)) &&
+      std::ranges::all_of(got, [&](const json& x) { return x.is_number() && in_range(key, x.get<double>()); });
   if (!fits) return {.value = {}, .problem = mismatch(key, got)};
   result.value.number = got[0].get<double>();
   result.value.second = got[1].get<double>();
+  if (got.size() == 3) result.value.third = got[2].get<double>();
   return result;
 }
 
@@ -133,7 +135,7 @@ std::string wanted(const Key& key) {
     case Kind::kChoice:
       return fmt::format("one of \"{}\"", fmt::join(split(key.choices), "\", \""));
     case Kind::kPair:
-      return "a list of two numbers, each " + range_of(key);
+      return fmt::format("a list of two {}numbers, each {}", key.takes_third ? "or three " : "", range_of(key));
     case Kind::kStrings:
       return "a list of strings";
     case Kind::kAny:

@@ -43,7 +43,7 @@ template <class AdamOptions>
 optim::Hyper hyper_of_adam(const AdamOptions& from, bool decoupled) {
   optim::Hyper hyper{.lr = from.lr(), .eps = from.eps(), .weight_decay = from.weight_decay()};
   std::tie(hyper.beta1, hyper.beta2) = from.betas();
-  hyper.decoupled = decoupled;
+  hyper.adam_w_mode = decoupled;
   hyper.amsgrad = from.amsgrad();
   return hyper;
 }

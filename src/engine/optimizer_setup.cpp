@@ -45,7 +45,8 @@ class GroupReader {
       refuse(name, fmt::format("not a hyper-parameter of {}, which takes {}; leave it out", type_,
                                config::parameters_of(type_, config::optimizer_keys())));
     }
-    if (const auto checked = config::check_value(*key, value); !checked.ok()) refuse(name, checked.problem);
+    if (const auto checked = config::check_value(config::for_optimizer(type_, *key), value); !checked.ok())
+      refuse(name, checked.problem);
   }
   [[noreturn]] void refuse(std::string_view name, std::string_view why) const {
     throw ConfigError(fmt::format("parameter group {}: {}: {}", index_, name, why));
@@ -95,18 +96,17 @@ void for_each_value(const ParameterGroup& group, optim::Hyper& hyper, Visit visi
   visit("lr", group.lr, hyper.lr);
   visit("weight_decay", group.weight_decay, hyper.weight_decay);
   visit("eps", group.eps, hyper.eps);
-  visit("bias_correction", group.bias_correction, hyper.bias_correction);
-  visit("amsgrad", group.amsgrad, hyper.amsgrad);
-  visit("maximize", group.maximize, hyper.maximize);
-  visit("momentum", group.momentum, hyper.momentum);
-  visit("dampening", group.dampening, hyper.dampening);
-  visit("nesterov", group.nesterov, hyper.nesterov);
-  visit("alpha", group.alpha, hyper.alpha);
-  visit("centered", group.centered, hyper.centered);
-  visit("lr_decay", group.lr_decay, hyper.lr_decay);
-  visit("initial_accumulator_value", group.initial_accumulator_value, hyper.initial_accumulator_value);
-  visit("max_coeff", group.max_coeff, hyper.max_coeff);
-  visit("min_coeff", group.min_coeff, hyper.min_coeff);
+#define ZERO_VISIT_OF_BETAS(name)
+#define ZERO_VISIT_OF_COMMON(name)
+#define ZERO_VISIT_OF_SHARED(name)
+#define ZERO_VISIT_OF_GROUP(name) visit(#name, group.name, hyper.name);
+#define ZERO_VISIT(where, type, name, value, range, meaning) ZERO_VISIT_OF_##where(name)
+  ZERO_HYPER_PARAMETERS(ZERO_VISIT)
+#undef ZERO_VISIT
+#undef ZERO_VISIT_OF_BETAS
+#undef ZERO_VISIT_OF_COMMON
+#undef ZERO_VISIT_OF_SHARED
+#undef ZERO_VISIT_OF_GROUP
 }
 
 bool gives_values(const ParameterGroup& group) {

@@ -3,6 +3,8 @@
 // on every element in the same order, sums in the same lanes. CUDA's are in a library of their own, which is loaded
 // where there is one (optim/device_kernels.cpp), and needs nothing of libtorch.
 
+#include <array>
+
 #include "optim/kernels.h"
 #include "optim/rule.h"
 
@@ -12,7 +14,7 @@ namespace zero::optim {
 /// order.
 struct DeviceKernels {
   /// Of this table; another one is not used.
-  static constexpr int kVersion = 2;
+  static constexpr int kVersion = 3;
 
   int version = kVersion;
   /// As Passes::reduce; `block_sumsq` is the device's memory, too, or null.
@@ -20,9 +22,9 @@ struct DeviceKernels {
   void (*block_sumsq)(const void* values, DType dtype, std::int64_t numel, double* out, void* stream) = nullptr;
   /// As Passes::update; `formats`: of the states.
   using Update = void (*)(const UpdateArgs& args, const StateFormat* formats, const Hyper& hyper, void* stream);
-  Update adam = nullptr, sgd = nullptr, adagrad = nullptr, rmsprop = nullptr, lion = nullptr;
-  /// The first passes of rules of two, and their second.
-  Update lamb = nullptr, muon = nullptr, along_gradient = nullptr, take_direction = nullptr;
+  /// By algorithm; of those with two passes the first.
+  std::array<Update, kAlgorithms> updates = {};
+  Update take_direction = nullptr;  ///< the second pass
   void (*split)(const float* master, std::uint16_t* low, std::uint16_t* remainder, std::int64_t numel,
                 void* stream) = nullptr;
   void (*join)(const std::uint16_t* low, const std::uint16_t* remainder, float* master, std::int64_t numel,

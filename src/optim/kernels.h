@@ -2,6 +2,7 @@
 // The CPU passes over flat shards. Each exists for plain x86-64/any CPU, AVX2 and AVX-512, compiled from one
 // source without contraction of multiply and add, and gives the same bits in all three: elementwise IEEE
 // operations in a fixed order, sums in fixed lanes. Chosen once at run time.
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -31,15 +32,9 @@ struct ReduceArgs {
 struct Kernels {
   const char* isa;
   void (*reduce)(const ReduceArgs&);
-  // Updates; states in this order, null where the hyper-parameters leave one out.
-  void (*adam)(const UpdateArgs&, const Hyper&);     ///< exp_avg, exp_avg_sq, max_exp_avg_sq
-  void (*sgd)(const UpdateArgs&, const Hyper&);      ///< momentum_buffer
-  void (*adagrad)(const UpdateArgs&, const Hyper&);  ///< sum
-  void (*rmsprop)(const UpdateArgs&, const Hyper&);  ///< square_avg, momentum_buffer, grad_avg
-  void (*lion)(const UpdateArgs&, const Hyper&);     ///< exp_avg
-  // First passes; weights are only read.
-  void (*lamb)(const UpdateArgs&, const Hyper&);  ///< exp_avg, exp_avg_sq
-  void (*muon)(const UpdateArgs&, const Hyper&);  ///< momentum_buffer
+  /// Updates in fp32, by algorithm; states in the order of the functor's arguments (optim/element_rules.inc), null
+  /// where the hyper-parameters leave one out. Of algorithms with two passes it is the first, which only reads weights.
+  std::array<void (*)(const UpdateArgs&, const Hyper&), kAlgorithms> updates;
   void (*take_direction)(const UpdateArgs&, const Hyper&);
   /// Sums of squares per block of [numel] fp32 elements.
   void (*block_sumsq)(const float* values, std::int64_t numel, double* out);
@@ -58,6 +53,8 @@ struct Kernels {
                                std::uint64_t key);
   /// memcpy that does not read the destination into the cache; for data that another rank reads next.
   void (*copy)(void* out, const void* in, std::size_t nbytes);
+
+  auto update_of(Algorithm algorithm) const { return updates[static_cast<std::size_t>(algorithm)]; }
 };
 
 enum class Isa : std::uint8_t { kGeneric, kAvx2, kAvx512 };

@@ -12,6 +12,7 @@
 
 #include "optim/state_format.h"
 #include "zero/dtype.h"
+#include "zero/optimizers.h"
 
 namespace c10 {
 struct Device;
@@ -19,32 +20,18 @@ struct Device;
 
 namespace zero::optim {
 
+using zero::Algorithm;
+
 /// Hyper-parameters of one update; each rule reads those it knows.
 struct Hyper {
   double lr = 1e-3;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double eps = 1e-8;
-  double weight_decay = 0;
-  bool decoupled = true;  ///< AdamW; false: decay is added to the gradient
-  bool bias_correction = true;
+#define ZERO_FIELD(where, type, name, value, range, meaning) type name = value;
+  ZERO_HYPER_PARAMETERS(ZERO_FIELD)
+#undef ZERO_FIELD
+  bool gram_newton_schulz = true;
+  double eps2 = 1e-3;
   std::int64_t step = 1;      ///< 1 for the first update
   double gradient_scale = 1;  ///< multiplies the gradient: averaging, unscaling and clipping in one
-  bool amsgrad = false;       ///< Adam: divide by the largest second moment so far
-  bool maximize = false;
-  double momentum = 0;
-  double dampening = 0;
-  bool nesterov = false;
-  double alpha = 0.99;
-  bool centered = false;
-  double lr_decay = 0;
-  double initial_accumulator_value = 0;
-  double max_coeff = 10, min_coeff = 0.01;
-  bool eps_inside_sqrt = false;
-  bool gram_newton_schulz = true;
-  double beta2_decay = -0.8;
-  double eps2 = 1e-3;
-  double d = 1;
 
   /// Factor of the gradient for which descent is the right direction.
   double signed_scale() const { return maximize ? -gradient_scale : gradient_scale; }
@@ -125,25 +112,16 @@ struct Rule {
   std::int64_t state_nbytes(std::int64_t numel) const;  ///< for [numel] elements, whole blocks of every format
 };
 
-enum class Algorithm : std::uint8_t { kAdam, kSgd, kAdagrad, kRmsprop, kLion, kAdam8bit, kLamb, kMuon, kAdafactor };
-
-/// The name of the algorithm's rules: "Adam", "SGD", "Adagrad", "RMSprop", "Lion", "Adam8bit", "Lamb", "Muon",
-/// "Adafactor".
+/// The name of the algorithm's rules, as checkpoints have it: "Adam" for AdamW, too.
 std::string_view algorithm_name(Algorithm algorithm);
 
-/// The rule that keeps the states that at least one of `groups` needs, with torch.optim's names. Lives as long as the
-/// process.
-///   Adam     exp_avg, exp_avg_sq; with amsgrad max_exp_avg_sq. AdamW is Hyper::decoupled
-///   SGD      with momentum momentum_buffer
-///   Adagrad  sum
-///   RMSprop  square_avg; with momentum momentum_buffer; centered grad_avg
-///   Lion     exp_avg
-///   Adam8bit exp_avg, exp_avg_sq: Adam's in kDynamic8 and kDynamic8Unsigned
-///   Lamb     exp_avg, exp_avg_sq
-///   Muon     momentum_buffer; parameters that are no matrices have another rule
-///   Adafactor  no per-element states
+/// The rule that keeps the states that at least one of `groups` needs, with torch.optim's names
+/// (optim/optimizer_rules.cpp). Lives as long as the process.
 /// `format`: of states that a rule would keep in fp32; kBFloat16 halves their memory.
 const Rule& rule_for(Algorithm algorithm, std::span<const Hyper> groups, StateFormat format = StateFormat::kFloat32);
+
+/// The same with states in their own formats, fp32 unless the rule is of 8 bits.
+const Rule& rule_in_fp32(Algorithm algorithm, std::span<const Hyper> groups);
 
 /// Adam without amsgrad.
 const Rule& adam();

@@ -11,12 +11,7 @@
 namespace zero::setup {
 
 optim::Algorithm algorithm_of(const Config::Optimizer& optimizer) {
-  using enum optim::Algorithm;
-  if (optimizer.type == "AdamW" || optimizer.type == "Adam") return kAdam;
-  if (optimizer.type == "AdamW8bit" || optimizer.type == "Adam8bit") return kAdam8bit;
-  for (const optim::Algorithm algorithm : {kSgd, kAdagrad, kRmsprop, kLion, kLamb, kMuon, kAdafactor}) {
-    if (optimizer.type == optim::algorithm_name(algorithm)) return algorithm;
-  }
+  if (const OptimizerInfo* const info = find_optimizer(optimizer.type)) return info->algorithm;
   throw ConfigError(
       fmt::format("optimizer.type: there is no '{}'; docs/optimizers.md lists what there is", optimizer.type));
 }
@@ -25,26 +20,9 @@ optim::Hyper hyper_of(const Config::Optimizer& optimizer, bool by_muon) {
   optim::Hyper hyper;
   hyper.lr = optimizer.lr;
   if (optimizer.type == "Muon") hyper.lr = (by_muon ? optimizer.muon_lr : optimizer.adam_lr).value_or(optimizer.lr);
-  hyper.beta1 = optimizer.beta1;
-  hyper.beta2 = optimizer.beta2;
-  hyper.eps = optimizer.eps;
-  hyper.weight_decay = optimizer.weight_decay;
-  hyper.decoupled = optimizer.adam_w_mode;
-  hyper.bias_correction = optimizer.bias_correction;
-  hyper.amsgrad = optimizer.amsgrad;
-  hyper.maximize = optimizer.maximize;
-  hyper.momentum = optimizer.momentum;
-  hyper.dampening = optimizer.dampening;
-  hyper.nesterov = optimizer.nesterov;
-  hyper.alpha = optimizer.alpha;
-  hyper.centered = optimizer.centered;
-  hyper.lr_decay = optimizer.lr_decay;
-  hyper.initial_accumulator_value = optimizer.initial_accumulator_value;
-  hyper.max_coeff = optimizer.max_coeff;
-  hyper.min_coeff = optimizer.min_coeff;
-  hyper.eps_inside_sqrt = optimizer.eps_inside_sqrt;
-  hyper.beta2_decay = optimizer.beta2_decay;
-  hyper.d = optimizer.d;
+#define ZERO_COPY(where, type, name, value, range, meaning) hyper.name = optimizer.name;
+  ZERO_HYPER_PARAMETERS(ZERO_COPY)
+#undef ZERO_COPY
   hyper.gram_newton_schulz = optimizer.ns_method == "gram";
   return hyper;
 }

@@ -114,6 +114,7 @@ const std::vector<std::string> kOptimizers = {
     R"({"type": "Adagrad", "params": {"lr": 0.01, "initial_accumulator_value": 0.5}})",
     R"({"type": "RMSprop", "params": {"lr": 0.001, "momentum": 0.9, "centered": true, "eps": 0.01}})",
     R"({"type": "Lion", "params": {"lr": 0.001, "weight_decay": 0.1}})",
+    R"({"type": "AdEMAMix", "params": {"weight_decay": 0.1, "t_alpha": 3, "t_beta3": 8}})",
     R"({"type": "Lamb", "params": {"lr": 0.01, "weight_decay": 0.1}})",
     R"({"type": "Adafactor", "params": {"lr": 0.01}})",
     R"({"type": "Muon", "params": {"lr": 0.01, "momentum": 0.9}})"};

@@ -37,6 +37,9 @@ const std::vector<OptimizerCase> kCases = {
      {"square_avg", "momentum_buffer", "grad_avg"}},
     {R"({"type": "RMSprop", "params": {"centered": true, "eps": 1e-2}})", {"square_avg", "grad_avg"}},
     {R"({"type": "Lion", "params": {"weight_decay": 0.1}})", {"exp_avg"}},
+    {R"({"type": "AdEMAMix", "params": {"weight_decay": 0.1, "betas": [0.9, 0.99, 0.999], "t_alpha": 3,
+      "t_beta3": 8}})",
+     {"exp_avg", "exp_avg_sq", "exp_avg_slow"}},
     {R"({"type": "AdamW8bit", "params": {"lr": 0.01, "weight_decay": 0.1}})", {"exp_avg", "exp_avg_sq"}},
     {R"({"type": "Adam8bit", "params": {"lr": 0.01, "weight_decay": 0.1, "adam_w_mode": false}})",
      {"exp_avg", "exp_avg_sq"},
@@ -326,6 +329,40 @@ TEST(Optimizers, ParameterGroupsNameTheirHyperparameters) {
 }
 
 /// Also of units that are unfrozen later, and in a checkpoint of theirs.
+/// What a group gives counts as if the JSON gave it to all.
+TEST(Optimizers, AGroupHasASlowAverageOfItsOwn) {
+  expect_all_ok(spawn(2, [](Group group) {
+    const OptimizerCase of{R"({"type": "AdEMAMix", "params": {"lr": 0.01}})",
+                           {"exp_avg", "exp_avg_sq", "exp_avg_slow"}};
+    const OptimizerCase same{R"({"type": "AdEMAMix", "params": {"lr": 0.01, "betas": [0.8, 0.9, 0.99], "alpha": 7,
+      "t_alpha": 2, "t_beta3": 9}})",
+                             of.states};
+    const auto hash = [&](const OptimizerCase& one, std::vector<ParameterGroup> groups) {
+      at::manual_seed(3);
+      Layers model(Shape{});
+      auto engine = initialize(model, Config::from_text(json_of(one, 2)),
+                               {.group = group, .parameter_groups = std::move(groups)});
+      train_steps(engine, 3);
+      return hash_of(engine, of);
+    };
+    const ParameterGroup all{
+        .names = {"*"}, .betas = std::pair(0.8, 0.9), .alpha = 7.0, .beta3 = 0.99, .t_alpha = 2, .t_beta3 = 9};
+    const auto wanted = hash(same, {});
+    EXPECT_EQ(hash(of, {all}), wanted);
+    EXPECT_NE(hash(of, {}), wanted);
+    for (const auto change : {&ParameterGroup::alpha, &ParameterGroup::beta3}) {
+      ParameterGroup other = all;
+      other.*change = 0.5;
+      EXPECT_NE(hash(of, {other}), wanted);
+    }
+    for (const auto change : {&ParameterGroup::t_alpha, &ParameterGroup::t_beta3}) {
+      ParameterGroup other = all;
+      other.*change = 0;
+      EXPECT_NE(hash(of, {other}), wanted);
+    }
+  }));
+}
+
 TEST(Optimizers, AdagradsSumsStartAtTheirInitialValue) {
   const TemporaryFolder folder;
   expect_all_ok(spawn(2, [&](Group group) {

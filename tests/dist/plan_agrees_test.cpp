@@ -100,7 +100,7 @@ std::vector<Case> all_cases() {
       for (const char* optimizer :
            {R"({"type": "SGD"})", R"({"type": "RMSprop", "params": {"momentum": 0.9, "centered": true}})",
             R"({"type": "Adagrad"})", R"({"type": "AdamW", "params": {"amsgrad": true}})", R"({"type": "Lamb"})",
-            R"({"type": "Muon"})", R"({"type": "Adafactor"})", R"({"type": "AdamW8bit"})"})
+            R"({"type": "Muon"})", R"({"type": "Adafactor"})", R"({"type": "AdamW8bit"})", R"({"type": "AdEMAMix"})"})
         for (const bool nvme : {false, true}) {
           if (nvme && bf16 != (stage % 2 == 1)) continue;
           cases.push_back({.stage = stage, .node_shared = !bf16, .bf16 = bf16, .optimizer = optimizer, .nvme = nvme});

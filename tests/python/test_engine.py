@@ -22,6 +22,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 import zerotorch
+from zerotorch.ops.ademamix import AdEMAMix
 
 STEPS = 4
 
@@ -63,6 +64,7 @@ CLIENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "Adagrad": (torch.optim.Adagrad, {"lr": 0.05, "lr_decay": 0.1, "initial_accumulator_value": 0.2}),
     "RMSprop": (torch.optim.RMSprop, {"lr": 1e-2, "momentum": 0.5, "centered": True}),
     "decoupled Adam": (torch.optim.Adam, {"lr": 1e-2, "weight_decay": 0.2, "decoupled_weight_decay": True}),
+    "AdEMAMix": (AdEMAMix, {"lr": 1e-2, "betas": (0.8, 0.95, 0.99), "alpha": 4.0, "t_alpha": 3, "t_beta3": 6}),
     "Adafactor": (torch.optim.Adafactor, {"lr": 1e-2, "weight_decay": 0.1}),
     "NAdam": (torch.optim.NAdam, {"lr": 1e-2}),  # over shards
     "Adamax": (torch.optim.Adamax, {"lr": 1e-2}),

@@ -11,12 +11,13 @@ from zerotorch.errors import NotBuiltError, UsageError
 from zerotorch.ops import op_builder
 from zerotorch.ops.adagrad import DeepSpeedCPUAdagrad
 from zerotorch.ops.adam import DeepSpeedCPUAdam, FusedAdam
+from zerotorch.ops.ademamix import AdEMAMix
 from zerotorch.ops.aio import AsyncIOBuilder
 from zerotorch.ops.lamb import FusedLamb
 from zerotorch.ops.lion import DeepSpeedCPULion, FusedLion
 
 STEPS = 5
-ALL = [FusedAdam, DeepSpeedCPUAdam, DeepSpeedCPUAdagrad, FusedLion, DeepSpeedCPULion, FusedLamb]
+ALL = [AdEMAMix, FusedAdam, DeepSpeedCPUAdam, DeepSpeedCPUAdagrad, FusedLion, DeepSpeedCPULion, FusedLamb]
 
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
@@ -99,6 +100,35 @@ def test_lion_is_its_papers(kind: Any) -> None:
             weight -= lr * (torch.sign(betas[0] * momentum + (1 - betas[0]) * grad) + decay * weight)
             momentum.copy_(betas[1] * momentum + (1 - betas[1]) * grad)
     torch.testing.assert_close([param.detach() for param in got], wanted, rtol=1e-6, atol=1e-7)
+
+
+#: By steps of both schedules: weights after 30 updates of the authors' pytorch/ademamix.py (github.com/apple/ml-ademamix,
+#: c3d73c0), in fp64 as here, where only the order of operations differs.
+OF_ADEMAMIX = {
+    (None, None): [-1.0913379759245625, -0.7846056342855238, -0.47358653935681644, -0.14404273950748192],
+    (20, 10): [-1.102220853757149, -0.7929133466029455, -0.4768223825444416, -0.1419930952096213],
+    (60, 60): [-1.110372065042779, -0.7992135434586547, -0.4807351488645919, -0.14402619809107223],
+}
+
+
+@pytest.mark.parametrize("steps", OF_ADEMAMIX)
+def test_ademamix_has_its_authors_numbers(steps: tuple[int | None, int | None]) -> None:
+    index = torch.arange(4, dtype=torch.float64)
+    weight = torch.nn.Parameter(index * 0.3 - 1)
+    optimizer = AdEMAMix(
+        [weight],
+        lr=0.01,
+        betas=(0.9, 0.99, 0.999),
+        alpha=4.0,
+        t_alpha=steps[0],
+        t_beta3=steps[1],
+        eps=1e-6,
+        weight_decay=0.05,
+    )
+    for step in range(1, 31):
+        weight.grad = torch.sin(0.7 * index + 1.3 * step) + 0.2
+        optimizer.step()
+    assert weight.tolist() == pytest.approx(OF_ADEMAMIX[steps], abs=1e-12)
 
 
 def test_lion_stays_where_its_direction_is_0() -> None:
@@ -217,6 +247,18 @@ DEFAULTS: dict[Any, tuple[str, dict[str, Any]]] = {
     ),
     DeepSpeedCPUAdagrad: ("Adagrad", {"lr": 1e-2, "eps": 1e-10, "weight_decay": 0}),
     FusedLion: ("Lion", {"lr": 1e-3, "betas": [0.9, 0.999], "weight_decay": 0.0}),
+    AdEMAMix: (
+        "AdEMAMix",
+        {
+            "lr": 1e-3,
+            "betas": [0.9, 0.999, 0.9999],
+            "alpha": 5.0,
+            "t_alpha": 0,
+            "t_beta3": 0,
+            "eps": 1e-8,
+            "weight_decay": 0.0,
+        },
+    ),
     DeepSpeedCPULion: ("Lion", {"lr": 1e-3, "betas": [0.9, 0.999], "weight_decay": 0}),
     FusedLamb: (
         "Lamb",

@@ -56,6 +56,9 @@ constexpr Recipe kRecipes[] = {
     {"AdamW, bf16 states", R"({"type": "AdamW", "params": {"lr": 0.01}})", "", R"(, "bf16_optimizer_states": true)"},
     {"AdamW, bf16 masters and sums, rounded stochastically", R"({"type": "AdamW", "params": {"lr": 0.01}})", "",
      R"(, "bf16_optimizer_states": true, "bf16_master_weights_and_grads": true)", true},
+    {"AdEMAMix, OneCycle",
+     R"({"type": "AdEMAMix", "params": {"lr": 0.01, "weight_decay": 0.1, "t_alpha": 3, "t_beta3": 4}})",
+     R"({"type": "OneCycle", "params": {"cycle_min_lr": 0.001, "cycle_max_lr": 0.01, "cycle_first_step_size": 2}})"},
 };
 
 std::string json_of(const ParityCase& c, at::Device device = at::kCPU) {

@@ -52,6 +52,18 @@ TEST(ConfigErrors, WrongKinds) {
             "c:1: optimizer.params.lr: got \"1e-3\", want a number, at least 0; remove the quotes");
   EXPECT_EQ(error_of(R"({"optimizer": {"type": "Adam", "params": {"betas": [0.9]}}})"),
             "c:1: optimizer.params.betas: got [0.9], want a list of two numbers, each at least 0 and below 1");
+  EXPECT_EQ(error_of(R"({"optimizer": {"type": "Adam", "params": {"betas": [0.9, 0.99, 0.999]}}})"),
+            "c:1: optimizer.params.betas: got [0.9,0.99,0.999], want a list of two numbers, each at least 0 and "
+            "below 1");
+  EXPECT_EQ(error_of(R"({"optimizer": {"params": {"betas": [0.9, 0.99, 1]}, "type": "AdEMAMix"}})"),
+            "c:1: optimizer.params.betas: got [0.9,0.99,1], want a list of two or three numbers, each at least 0 and "
+            "below 1");
+  EXPECT_EQ(error_of(R"({"optimizer": {"type": "AdEMAMix", "params": {"betas": [0.9, 0.99, 0.9], "beta3": 0.9}}})"),
+            "c:1: optimizer.params.beta3: given twice: the third of betas is the same setting; remove one");
+  EXPECT_EQ(error_of(R"({"optimizer": {"type": "RMSprop", "params": {"alpha": 5}}})"),
+            "c:1: optimizer.params.alpha: got 5, want a number, 0 to 1");
+  EXPECT_EQ(error_of(R"({"optimizer": {"type": "AdEMAMix", "params": {"alpha": -1}}})"),
+            "c:1: optimizer.params.alpha: got -1, want a number, at least 0");
   EXPECT_EQ(error_of(R"({"tensorboard": {"output_path": 3}})"), "c:1: tensorboard.output_path: got 3, want a string");
   EXPECT_EQ(error_of(R"({"zerotorch": {"unit_names": [1]}})"),
             "c:1: zerotorch.unit_names: got [1], want a list of strings");
@@ -94,11 +106,12 @@ TEST(ConfigErrors, CountsInScientificNotation) {
 TEST(ConfigErrors, OptimizersAndSchedulesWeDoNotHave) {
   EXPECT_EQ(error_of(R"({"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 1}}})"),
             "c:1: optimizer.type: 'OneBitAdam' is not built; available: AdamW, Adam, SGD, Adagrad, RMSprop, Lion, "
-            "Lamb, Muon, Adafactor, AdamW8bit, Adam8bit");
-  EXPECT_EQ(error_of(R"({"optimizer": {"type": "AdmaW"}})"),
-            "c:1: optimizer.type: got \"AdmaW\", want one of \"AdamW\", \"Adam\", \"SGD\", \"Adagrad\", "
-            "\"RMSprop\", "
-            "\"Lion\", \"Lamb\", \"Muon\", \"Adafactor\", \"AdamW8bit\", \"Adam8bit\"; did you mean 'AdamW'?");
+            "Lamb, Muon, Adafactor, AdamW8bit, Adam8bit, AdEMAMix");
+  EXPECT_EQ(
+      error_of(R"({"optimizer": {"type": "AdmaW"}})"),
+      "c:1: optimizer.type: got \"AdmaW\", want one of \"AdamW\", \"Adam\", \"SGD\", \"Adagrad\", "
+      "\"RMSprop\", "
+      "\"Lion\", \"Lamb\", \"Muon\", \"Adafactor\", \"AdamW8bit\", \"Adam8bit\", \"AdEMAMix\"; did you mean 'AdamW'?");
   for (const char* type : {"lbfgs", "ZeroOneAdam", "OneBitLamb", "NAdam"}) {
     EXPECT_NE(error_of(std::string(R"({"optimizer": {"type": ")") + type + "\"}}").find("is not built"),
               std::string::npos);

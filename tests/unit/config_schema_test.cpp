@@ -196,6 +196,21 @@ TEST(ConfigSchema, ASectionIsHonouredWhereAMemberIs) {
   }
 }
 
+TEST(ConfigSchema, RowsOfOptimizersNameWhatIsThere) {
+  for (const OptimizerInfo& optimizer : kOptimizers) {
+    for (const std::string_view name : split(optimizer.parameters))
+      EXPECT_NE(find_key("optimizer.params." + std::string(name)), nullptr) << optimizer.types << ' ' << name;
+    for (const OptimizerDefault& one : optimizer.defaults) {
+      if (one.name.empty()) continue;
+      EXPECT_TRUE(std::ranges::count(kHyperParameters, one.name, &HyperParameterInfo::name)) << one.name;
+      EXPECT_TRUE(one.value >= one.range.minimum && one.value <= one.range.maximum) << one.name;
+      EXPECT_TRUE(one.name == "lr" || one.name.starts_with("beta") || is_among(one.name, optimizer.parameters))
+          << optimizer.types << ' ' << one.name;
+    }
+    for (const std::string_view type : split(optimizer.types)) EXPECT_EQ(find_optimizer(type), &optimizer);
+  }
+}
+
 TEST(ConfigSchema, DefaultsFitTheirKind) {
   for (const Key* key : all_keys()) {
     if (key->fallback.empty() || key->fallback == "null") continue;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "zero/config.h"
 #include "zero/errors.h"
@@ -62,6 +63,14 @@ TEST(ConfigValues, AdamAndAdamW) {
   EXPECT_EQ(optimizer(R"({"type": "Lion"})").lr, 1e-3);
   EXPECT_EQ(optimizer(R"({"type": "Lion"})").beta2, 0.999);  // DeepSpeed's
   EXPECT_EQ(optimizer(R"({"type": "Lion", "params": {"betas": [0.8, 0.999]}})").beta2, 0.999);
+  EXPECT_EQ(optimizer(R"({"type": "ademamix"})").type, "AdEMAMix");
+  EXPECT_EQ(optimizer(R"({"type": "AdEMAMix"})").alpha, 5.0);
+  EXPECT_EQ(optimizer(R"({"type": "AdEMAMix"})").beta3, 0.9999);
+  const auto mixed = optimizer(R"({"type": "AdEMAMix",
+    "params": {"betas": [0.8, 0.99, 0.999], "alpha": 8, "t_alpha": 100, "t_beta3": null}})");
+  EXPECT_EQ(std::tuple(mixed.beta1, mixed.beta2, mixed.beta3), std::tuple(0.8, 0.99, 0.999));
+  EXPECT_EQ(std::tuple(mixed.alpha, mixed.t_alpha, mixed.t_beta3), std::tuple(8.0, 100, 0));
+  EXPECT_EQ(optimizer(R"({"type": "AdEMAMix", "params": {"betas": [0.8, 0.99], "beta3": 0.5}})").beta3, 0.5);
   EXPECT_FALSE(optimizer("{}").given);
   EXPECT_FALSE(optimizer("null").given);
   EXPECT_TRUE(has_notice(Config::from_text(R"({"optimizer": {"type": "AdamW"}})"), "weight_decay: not given: 0.0"));

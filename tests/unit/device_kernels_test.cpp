@@ -158,7 +158,7 @@ TEST_F(DeviceKernelsTest, UpdatesHaveTheBitsOfTheHost) {
   };
   const Case cases[] = {
       {"AdamW", Algorithm::kAdam, {.weight_decay = 0.1}},
-      {"Adam", Algorithm::kAdam, {.weight_decay = 0.1, .decoupled = false}},
+      {"Adam", Algorithm::kAdam, {.weight_decay = 0.1, .adam_w_mode = false}},
       {"AMSGrad", Algorithm::kAdam, {.amsgrad = true, .maximize = true}},
       {"SGD", Algorithm::kSgd, {.weight_decay = 0.1}},
       {"SGD, momentum", Algorithm::kSgd, {.momentum = 0.9, .dampening = 0.1}},
@@ -169,8 +169,9 @@ TEST_F(DeviceKernelsTest, UpdatesHaveTheBitsOfTheHost) {
       {"RMSprop, centered", Algorithm::kRmsprop, {.eps = 0.01, .centered = true}},
       {"RMSprop, all", Algorithm::kRmsprop, {.eps = 0.01, .momentum = 0.9, .centered = true}},
       {"Lion", Algorithm::kLion, {.weight_decay = 0.1}},
+      {"AdEMAMix", Algorithm::kAdemamix, {.weight_decay = 0.1, .alpha = 5, .t_alpha = 9, .t_beta3 = 9}},
       {"AdamW8bit", Algorithm::kAdam8bit, {.weight_decay = 0.1}},
-      {"Adam8bit", Algorithm::kAdam8bit, {.weight_decay = 0.1, .decoupled = false}},
+      {"Adam8bit", Algorithm::kAdam8bit, {.weight_decay = 0.1, .adam_w_mode = false}},
   };
   int compared = 0;
   for (const Case& one : cases) {
@@ -193,7 +194,7 @@ TEST_F(DeviceKernelsTest, UpdatesHaveTheBitsOfTheHost) {
       }
     }
   }
-  EXPECT_EQ(compared, 14 * 3 * 8);
+  EXPECT_EQ(compared, 15 * 3 * 8);
 }
 
 TEST_F(DeviceKernelsTest, EightBitStatesOfTheSmallestAndLargestNumbersHaveTheBitsOfTheHost) {
@@ -313,8 +314,8 @@ TEST(CudaKernels, AreFoundWhereTheyWereBuilt) {
   const DeviceKernels* const found = device_kernels(at::Device(at::kCUDA, 0));
   ASSERT_NE(found, nullptr);
   EXPECT_EQ(found->version, DeviceKernels::kVersion);
-  EXPECT_TRUE(found->reduce && found->block_sumsq && found->adam && found->sgd && found->adagrad && found->rmsprop &&
-              found->lion && found->round && found->error);
+  EXPECT_TRUE(found->reduce && found->block_sumsq && found->take_direction && found->round && found->error);
+  for (const auto update : found->updates) EXPECT_NE(update, nullptr);
 #else
   GTEST_SKIP() << "there is no CUDA compiler";
 #endif

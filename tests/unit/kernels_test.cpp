@@ -191,30 +191,30 @@ TEST(Kernels, AdamIsTheSameOnEveryInstructionSet) {
         const auto gradient = random_values(numel, 4);
         std::vector<std::uint16_t> out(numel), split_low;
         std::vector<float> split;
-        Hyper hyper{.lr = 1e-3, .weight_decay = 0.1, .decoupled = decoupled, .step = 7, .gradient_scale = 0.3};
+        Hyper hyper{.lr = 1e-3, .weight_decay = 0.1, .adam_w_mode = decoupled, .step = 7, .gradient_scale = 0.3};
         if (low) {
           // The same with the masters as parameters and remainders.
           auto split_m = m, split_v = v;
           std::vector<std::uint16_t> parameters(numel), remainders(numel);
           set->split_master(master.data(), parameters.data(), remainders.data(), numel);
-          set->adam({.remainder = remainders.data(),
-                     .states = {split_m.data(), split_v.data()},
-                     .gradient = gradient.data(),
-                     .low = parameters.data(),
-                     .numel = numel},
-                    hyper);
+          set->update_of(Algorithm::kAdam)({.remainder = remainders.data(),
+                                            .states = {split_m.data(), split_v.data()},
+                                            .gradient = gradient.data(),
+                                            .low = parameters.data(),
+                                            .numel = numel},
+                                           hyper);
           split.resize(numel);
           set->join_master(parameters.data(), remainders.data(), split.data(), numel);
           split.insert(split.end(), split_m.begin(), split_m.end());
           split.insert(split.end(), split_v.begin(), split_v.end());
           split_low = parameters;
         }
-        set->adam({.master = master.data(),
-                   .states = {m.data(), v.data()},
-                   .gradient = gradient.data(),
-                   .low = low ? out.data() : nullptr,
-                   .numel = numel},
-                  hyper);
+        set->update_of(Algorithm::kAdam)({.master = master.data(),
+                                          .states = {m.data(), v.data()},
+                                          .gradient = gradient.data(),
+                                          .low = low ? out.data() : nullptr,
+                                          .numel = numel},
+                                         hyper);
         auto all = master;
         all.insert(all.end(), m.begin(), m.end());
         all.insert(all.end(), v.begin(), v.end());
@@ -251,8 +251,9 @@ void compare_with_libtorch(bool decoupled) {
     auto gradient = random_values(kCount, 100 + step);
     weight.mutable_grad() = at::from_blob(gradient.data(), {kCount}, at::kFloat).clone();
     optimizer.step();
-    Hyper hyper{0.01, 0.9, 0.99, 1e-6, 0.05, decoupled, true, step, 1.0};
-    kernels().adam(
+    const Hyper hyper{
+        .lr = 0.01, .beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.05, .adam_w_mode = decoupled, .step = step};
+    kernels().update_of(Algorithm::kAdam)(
         {.master = master.data(), .states = {m.data(), v.data()}, .gradient = gradient.data(), .numel = kCount}, hyper);
     device.update(adam(),
                   {.master = device_master.mutable_data_ptr<float>(),
@@ -336,7 +337,7 @@ std::vector<std::vector<char>> passes_with(int threads, const Rule& rule, bool b
 TEST(Kernels, PassesGiveTheSameBitsOnAnyNumberOfThreads) {
   const std::vector<Hyper> hyper(1);
   for (const Algorithm algorithm : {Algorithm::kAdam, Algorithm::kSgd, Algorithm::kAdagrad, Algorithm::kRmsprop,
-                                    Algorithm::kLion, Algorithm::kAdam8bit}) {
+                                    Algorithm::kLion, Algorithm::kAdam8bit, Algorithm::kAdemamix}) {
     for (const int narrow : {0, 1, 2}) {
       const Rule& rule = rule_for(algorithm, hyper, narrow > 0 ? StateFormat::kBFloat16 : StateFormat::kFloat32);
       const auto alone = passes_with(1, rule, narrow > 0, narrow == 2);

@@ -64,11 +64,11 @@ const std::vector<Case>& cases() {
        plain<AdamW>(AdamWOptions(0.01).betas(betas).eps(1e-6).weight_decay(0.05))},
       {"Adam",
        Algorithm::kAdam,
-       {.lr = 0.01, .beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.05, .decoupled = false},
+       {.lr = 0.01, .beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.05, .adam_w_mode = false},
        plain<Adam>(AdamOptions(0.01).betas(betas).eps(1e-6).weight_decay(0.05))},
       {"AMSGrad",
        Algorithm::kAdam,
-       {.lr = 0.01, .beta2 = 0.5, .eps = 1e-6, .weight_decay = 0.05, .decoupled = false, .amsgrad = true},
+       {.lr = 0.01, .beta2 = 0.5, .eps = 1e-6, .weight_decay = 0.05, .adam_w_mode = false, .amsgrad = true},
        plain<Adam>(AdamOptions(0.01).betas(std::make_tuple(0.9, 0.5)).eps(1e-6).weight_decay(0.05).amsgrad(true))},
       {"AMSGrad, decoupled",
        Algorithm::kAdam,
@@ -108,6 +108,14 @@ const std::vector<Case>& cases() {
        {.lr = 0.01, .eps = 1e-2, .weight_decay = 0.05, .momentum = 0.8, .alpha = 0.9, .centered = true},
        plain<RMSprop>(RMSpropOptions(0.01).eps(1e-2).weight_decay(0.05).momentum(0.8).alpha(0.9).centered(true))},
       {"Lion", Algorithm::kLion, {.lr = 0.01, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = 0.05}, {}},
+      {"AdEMAMix",
+       Algorithm::kAdemamix,
+       {.lr = 0.01, .beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.05, .alpha = 4, .beta3 = 0.999},
+       {}},
+      {"AdEMAMix, schedules",
+       Algorithm::kAdemamix,
+       {.lr = 0.01, .beta2 = 0.99, .eps = 1e-6, .alpha = 4, .beta3 = 0.999, .t_alpha = 15, .t_beta3 = 30},
+       {}},
   };
   return all;
 }
@@ -134,6 +142,21 @@ void plain_lion(const at::Tensor& weight, const at::Tensor& exp_avg, const at::T
   exp_avg.copy_(exp_avg * hyper.beta2 + g * (1 - hyper.beta2));
 }
 
+/// AdEMAMix as its paper has it, in ATen. beta3 grows so that the half-life of what it averages grows evenly.
+void plain_ademamix(const at::Tensor& weight, const std::vector<at::Tensor>& averages, const at::Tensor& g,
+                    const Hyper& hyper, int step) {
+  const auto scheduled = [&](std::int64_t steps) { return steps == 0 ? 1 : std::min(1.0, step / double(steps)); };
+  const double alpha = hyper.alpha * scheduled(hyper.t_alpha), done = scheduled(hyper.t_beta3);
+  const double log1 = std::log(hyper.beta1 + 1e-8), log3 = std::log(hyper.beta3 + 1e-8);  // as the authors' code
+  const double beta3 = done < 1 ? std::exp(log1 * log3 / ((1 - done) * log3 + done * log1)) : hyper.beta3;
+  averages[0].copy_(averages[0] * hyper.beta1 + g * (1 - hyper.beta1));
+  averages[1].copy_(averages[1] * hyper.beta2 + g * g * (1 - hyper.beta2));
+  averages[2].copy_(averages[2] * beta3 + g * (1 - beta3));
+  const at::Tensor root = (averages[1] / (1 - std::pow(hyper.beta2, step))).sqrt() + hyper.eps;
+  const at::Tensor direction = averages[0] / (1 - std::pow(hyper.beta1, step)) + averages[2] * alpha;
+  weight.sub_((direction / root + weight * hyper.weight_decay) * hyper.lr);
+}
+
 /// After each of 20 steps no weight is farther away than 1e-6 of its size and of what the steps have added: products
 /// are rounded at other places than in libtorch.
 void expect_close(const at::Tensor& got, const at::Tensor& want, double moved, const std::string& where) {
@@ -149,7 +172,7 @@ TEST(OptimizerRules, HaveLibtorchsNumbers) {
         const auto start = random_values(numel, 5);
         at::Tensor weight = tensor_of(start).requires_grad_();
         const auto optimizer = c.plain ? c.plain({weight}) : nullptr;
-        const at::Tensor lion_average = at::zeros({numel});
+        const std::vector<at::Tensor> averages = {at::zeros({numel}), at::zeros({numel}), at::zeros({numel})};
         auto master = start, device_master = start;
         States states = initial_states(c, numel), device_states = initial_states(c, numel);
         double moved = 0;
@@ -161,8 +184,10 @@ TEST(OptimizerRules, HaveLibtorchsNumbers) {
           if (optimizer) {
             weight.mutable_grad() = g;
             optimizer->step();
+          } else if (c.algorithm == Algorithm::kLion) {
+            plain_lion(weight.detach(), averages[0], g, c.hyper);
           } else {
-            plain_lion(weight.detach(), lion_average, g, c.hyper);
+            plain_ademamix(weight.detach(), averages, g, c.hyper, step);
           }
           moved += (weight.detach() - before).abs().max().item<double>();
           Hyper hyper = c.hyper;
@@ -183,6 +208,52 @@ TEST(OptimizerRules, HaveLibtorchsNumbers) {
           EXPECT_TRUE(at::allclose(tensor_of(states[s]), tensor_of(device_states[s]), 1e-5, 1e-6)) << c.name << s;
       }
     }
+  }
+}
+
+/// Weights after 30 steps of the authors' pytorch/ademamix.py (github.com/apple/ml-ademamix, c3d73c0) in fp64. Here
+/// they are fp32: 30 roundings of weights of at most 1.2.
+TEST(OptimizerRules, AdemamixHasItsAuthorsNumbers) {
+  struct Golden {
+    std::int64_t t_alpha, t_beta3;
+    std::vector<double> weights;
+  };
+  const std::vector<Golden> goldens = {
+      {0,
+       0,
+       {-1.0913379759245625, -0.7846056342855238, -0.47358653935681644, -0.14404273950748192, 0.15052242505318575,
+        0.4341939200262894}},
+      {20,
+       10,
+       {-1.102220853757149, -0.7929133466029455, -0.4768223825444416, -0.1419930952096213, 0.1553236939215994,
+        0.43794717899092017}},
+      {60,
+       60,
+       {-1.110372065042779, -0.7992135434586547, -0.4807351488645919, -0.14402619809107223, 0.15362436801414484,
+        0.43490686521641986}},
+  };
+  constexpr std::int64_t kNumel = 6;
+  const Rule& rule = rule_for(Algorithm::kAdemamix, {});
+  for (const auto& [t_alpha, t_beta3, weights] : goldens) {
+    std::vector<float> master(kNumel), gradient(kNumel);
+    States states(3, std::vector<float>(kNumel));
+    for (std::int64_t i = 0; i < kNumel; ++i) master[static_cast<std::size_t>(i)] = static_cast<float>(0.3 * i - 1);
+    for (int step = 1; step <= 30; ++step) {
+      for (std::int64_t i = 0; i < kNumel; ++i)
+        gradient[static_cast<std::size_t>(i)] = static_cast<float>(std::sin(0.7 * i + 1.3 * step) + 0.2);
+      rule.update({.master = master.data(), .states = addresses(states), .gradient = gradient.data(), .numel = kNumel},
+                  {.lr = 0.01,
+                   .beta2 = 0.99,
+                   .eps = 1e-6,
+                   .weight_decay = 0.05,
+                   .alpha = 4,
+                   .beta3 = 0.999,
+                   .t_alpha = t_alpha,
+                   .t_beta3 = t_beta3,
+                   .step = step});
+    }
+    for (std::size_t i = 0; i < weights.size(); ++i)
+      EXPECT_NEAR(master[i], weights[i], 1e-6) << t_alpha << ", weight " << i;
   }
 }
 
@@ -237,30 +308,6 @@ Bits three_steps(const Case& c, Update update, Kept kept, std::int64_t numel, st
   return bits;
 }
 
-/// The kernels of an instruction set, with states as the rule has them.
-Update update_of(const Kernels& set, Algorithm algorithm) {
-  switch (algorithm) {
-    case Algorithm::kAdam:
-    case Algorithm::kAdam8bit:
-      return set.adam;
-    case Algorithm::kSgd:
-      return set.sgd;
-    case Algorithm::kAdagrad:
-      return set.adagrad;
-    case Algorithm::kRmsprop:
-      return set.rmsprop;
-    case Algorithm::kLion:
-      return set.lion;
-    case Algorithm::kLamb:
-      return set.lamb;
-    case Algorithm::kMuon:
-      return set.muon;
-    case Algorithm::kAdafactor:
-      break;  // no kernels
-  }
-  return nullptr;
-}
-
 constexpr Kept kKept[] = {Kept::kMaster, Kept::kMasterAndBf16, Kept::kMasterAndFp16, Kept::kSplit};
 
 TEST(OptimizerRules, HaveTheSameBitsOnEveryInstructionSetAndCutting) {
@@ -275,7 +322,7 @@ TEST(OptimizerRules, HaveTheSameBitsOnEveryInstructionSetAndCutting) {
       for (const Isa isa : {Isa::kGeneric, Isa::kAvx2, Isa::kAvx512}) {
         const Kernels* const set = kernels_for(isa);
         if (!set || c.name == "RMSprop, centered") continue;  // its states are not in the kernel's order
-        EXPECT_TRUE(whole == three_steps(c, update_of(*set, c.algorithm), kept, kNumel)) << c.name << set->isa;
+        EXPECT_TRUE(whole == three_steps(c, set->update_of(c.algorithm), kept, kNumel)) << c.name << set->isa;
       }
       if (kept == Kept::kMaster) continue;
       const auto type = kept == Kept::kMasterAndFp16 ? at::kHalf : at::kBFloat16;
@@ -318,7 +365,7 @@ TEST(OptimizerRules, Fp16ParametersAreMastersRoundedToNearestEven) {
     EXPECT_EQ(wrong, 0) << by;
   };
   for (const Isa isa : {Isa::kGeneric, Isa::kAvx2, Isa::kAvx512}) {
-    if (const Kernels* const set = kernels_for(isa)) check(set->lion, set->isa);
+    if (const Kernels* const set = kernels_for(isa)) check(set->update_of(Algorithm::kLion), set->isa);
   }
   check([](const UpdateArgs& args, const Hyper&) { update_in_blocks(args, [](float*, std::int64_t, std::int64_t) {}); },
         "update_in_blocks");
@@ -341,6 +388,7 @@ TEST(OptimizerRules, KeepTheStatesThatAGroupNeeds) {
   EXPECT_EQ(names(Algorithm::kRmsprop, {{.centered = true}, {.momentum = 0.1}}),
             "square_avg momentum_buffer grad_avg ");
   EXPECT_EQ(names(Algorithm::kLion, {{}}), "exp_avg ");
+  EXPECT_EQ(names(Algorithm::kAdemamix, {{}}), "exp_avg exp_avg_sq exp_avg_slow ");
   EXPECT_EQ(rule_for(Algorithm::kSgd, {}).state_nbytes(64), 0);
   EXPECT_EQ(rule_for(Algorithm::kSgd, {}).missing_state({.momentum = 0.9}), "momentum_buffer");
   EXPECT_EQ(rule_for(Algorithm::kSgd, {}).missing_state({}), "");

@@ -330,7 +330,7 @@ class OneCycle(_Schedule):
     def _set_momentum(self, first_betas: list[float]) -> None:
         if self.cycle_momentum:
             for group, beta in zip(self.optimizer.param_groups, first_betas, strict=True):
-                group["betas"] = (beta, _BETA2)
+                group["betas"] = (beta, _BETA2, *group["betas"][2:])
 
     def _has_betas(self) -> bool:
         if "betas" not in self.optimizer.defaults:
