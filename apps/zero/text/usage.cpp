@@ -196,12 +196,17 @@ const CLI::Option* without_value(CLI::App& command, const std::vector<std::strin
 std::string what_is_missing(const CLI::ParseError& error, CLI::App& command, const std::string& name,
                             const std::vector<std::string>& words) {
   if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
-    for (const CLI::Option* option : command.get_options()) {
-      if (!option->get_required() || option->count() > 0) continue;
-      const std::string called = option->get_name();
-      return option->get_positional()
+    const auto options = command.get_options();
+    const auto is_missing = [](const CLI::Option* option) { return option->get_required() && option->count() == 0; };
+    // A command may need a word that its hidden options replace, which only its callback knows.
+    const auto is_left_out = [](const CLI::Option* option) { return option->get_positional() && option->count() == 0; };
+    auto found = std::ranges::find_if(options, is_missing);
+    if (found == options.end()) found = std::ranges::find_if(options, is_left_out);
+    if (found != options.end()) {
+      const std::string called = (*found)->get_name();
+      return (*found)->get_positional()
                  ? fmt::format("{}: no {} given; want `{}{}`", name, called, name, positionals_of(command))
-                 : fmt::format("{}: {} is needed: {}", name, called, option->get_description());
+                 : fmt::format("{}: {} is needed: {}", name, called, (*found)->get_description());
     }
   }
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
