@@ -10,7 +10,7 @@
 namespace zero {
 
 void Engine::Impl::check_window_length(std::int64_t micro_batches) {
-  const std::int64_t length = micro_batches / group.size(), divisor = config.gradient_accumulation_steps;
+  const std::int64_t length = micro_batches / groups.data_parallel.size(), divisor = config.gradient_accumulation_steps;
   if (length == divisor || std::exchange(accumulation.warned_of_length, true) || !groups.is_first()) return;
   base::log_warning(
       "an update was made of {} micro-batches, and their average divides by gradient_accumulation_steps, {}, as "
@@ -31,7 +31,8 @@ void Engine::set_gradient_accumulation_steps(std::int64_t steps) {
     throw ModelError(
         fmt::format("set_gradient_accumulation_steps({}) inside an accumulation window, {} of whose {} micro-batches "
                     "are over: call it after the step() that ends the window, before the next backward()",
-                    steps, impl.window_micro_batches() / impl.group.size(), impl.config.gradient_accumulation_steps));
+                    steps, impl.window_micro_batches() / impl.groups.data_parallel.size(),
+                    impl.config.gradient_accumulation_steps));
   }
   impl.set_accumulation_steps(steps);
 }
@@ -40,14 +41,15 @@ void Engine::Impl::set_accumulation_steps(std::int64_t steps) {
   Config batch;
   batch.train_micro_batch_size_per_gpu = config.train_micro_batch_size_per_gpu;
   batch.gradient_accumulation_steps = steps;
-  batch.resolve_batch(group.size());
+  batch.resolve_batch(groups.data_parallel.size());
   config.gradient_accumulation_steps = steps;
   config.train_batch_size = batch.train_batch_size;
   training.accumulation_steps = steps;
 }
 
 void Engine::set_train_batch_size(std::int64_t samples) {
-  const std::int64_t micro_batch = impl_->config.train_micro_batch_size_per_gpu, ranks = impl_->group.size();
+  const std::int64_t micro_batch = impl_->config.train_micro_batch_size_per_gpu,
+                     ranks = impl_->groups.data_parallel.size();
   if (samples < 1 || samples % (micro_batch * ranks) != 0) {
     throw ConfigError(
         fmt::format("set_train_batch_size({}): a multiple of {} is needed, train_micro_batch_size_per_gpu ({}) times "
@@ -83,7 +85,8 @@ void Engine::set_progress(const Progress& progress) {
     updates[static_cast<std::size_t>(engine::find_parameter(impl.inventory, name))] = count;
   }
   impl.training.global_steps = progress.global_steps;
-  impl.training.micro_batches = progress.global_steps * impl.config.gradient_accumulation_steps * impl.group.size();
+  impl.training.micro_batches =
+      progress.global_steps * impl.config.gradient_accumulation_steps * impl.groups.data_parallel.size();
   impl.training.window_begin = impl.training.micro_batches;
   impl.reducer->start_window();
   auto scaler = impl.training.scaler.state();

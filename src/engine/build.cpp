@@ -117,7 +117,7 @@ ShardPlace place_model(Engine::Impl& impl) {
   // Work for a device other than the current one costs memory on both.
   if (!model.module_device.is_cpu())
     c10::impl::VirtualGuardImpl(model.module_device.type()).setDevice(model.module_device);
-  const ShardPlace place = choose_shard_place(model.module_device, impl.config, impl.group);
+  const ShardPlace place = choose_shard_place(model.module_device, impl.config, impl.groups.data_parallel);
   model.device = place.device;
   if (model.module_is_elsewhere()) {
     impl.config.notices.push_back(fmt::format(
@@ -147,16 +147,19 @@ setup::LaidOut make_model(Engine::Impl& impl, const ShardPlace& place) {
   }
   model.param_dtype = param_dtype_of(impl.config, inventory);
   const setup::LaidOut laid = setup::lay_out(infos, inventory.tree, impl.config,
-                                             {.count = impl.group.size(),
-                                              .hosts = impl.group.single_node() ? 1 : 2,
+                                             {.count = impl.groups.data_parallel.size(),
+                                              .hosts = impl.groups.data_parallel.single_node() ? 1 : 2,
                                               .on_cpu = model.device.is_cpu(),
                                               .module_on_cpu = model.module_device.is_cpu(),
                                               .reads_in_place = place.moved_by == ShardPlace::MovedBy::kSharedMemory});
   model.parameters.resize(infos.size());
   for (const auto& from : laid.units) {
     const int u = static_cast<int>(model.units.size());
-    sharding::Unit unit{
-        from.name, from.trainable, from.replicated, from.numel, {}, laid.cuts(static_cast<std::size_t>(u))};
+    sharding::Unit unit{.name = from.name,
+                        .trainable = from.trainable,
+                        .replicated = from.replicated,
+                        .numel = from.numel,
+                        .cuts = laid.cuts(static_cast<std::size_t>(u))};
     for (const auto& slot : from.slots) {
       auto& parameter = model.parameters[slot.parameter];
       parameter.name = infos[slot.parameter].name;
@@ -173,7 +176,7 @@ setup::LaidOut make_model(Engine::Impl& impl, const ShardPlace& place) {
   model.gradient_dtype = laid.gradient_dtype;
   model.sum_dtype = laid.sum_dtype;
   model.passes = &optim::passes_for(model.device);
-  model.group = impl.group;
+  model.data_ranks = impl.groups.data_parallel;
   return laid;
 }
 
@@ -213,7 +216,7 @@ optim::LossScaler make_scaler(const Config& config) {
 void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup setup) {
   const auto& zero = impl.config.zero_optimization;
   if (laid.place.reads_in_place()) {
-    impl.model.hosts = find_hosts(impl.group);
+    impl.model.hosts = find_hosts(impl.groups.data_parallel);
     impl.store = sharding::make_node_shared_store(impl.model, impl.ledger, impl.timeline);
   } else {
     sharding::CopyingStoreOptions options{.resident = laid.resident,
@@ -294,7 +297,7 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
 
 /// Fails on every rank when a parameter's initial values differ from rank 0's.
 void verify_unit(const Engine::Impl& impl, const sharding::Unit& unit, const FlatBuffer& values) {
-  Group group = impl.group;
+  Group group = impl.groups.data_parallel;
   const at::Tensor whole = values.view(0, unit.numel).cpu();
   const auto count = static_cast<std::int64_t>(unit.parameters.size());
   std::vector<std::int64_t> mine(unit.parameters.size());
@@ -353,25 +356,28 @@ void fill(const Engine::Impl& impl, const sharding::Unit& unit, const FlatBuffer
 /// Hands one unit's values to store and optimizer, the same on all ranks: rank 0's, unless they are compared.
 void load_unit(Engine::Impl& impl, int u, const FlatBuffer& staging) {
   const auto& unit = impl.model.units[u];
+  Group ranks = impl.model.group_of(u).ranks;
   const bool verify = impl.config.zerotorch.verify_parameters == Config::Zerotorch::VerifyParameters::kVerify;
-  if (verify || impl.group.rank() == 0) fill(impl, unit, staging);
-  if (impl.group.size() > 1 && !verify && impl.model.sharding.optimizer_states && impl.model.device.is_cpu()) {
+  if (verify || ranks.rank() == 0) fill(impl, unit, staging);
+  if (ranks.size() > 1 && !verify && impl.model.sharding.optimizer_states && impl.model.device.is_cpu()) {
     // Each rank needs its shard only, and reads it where rank 0 has it.
     const auto load_shard = [&](std::span<const void* const> slices) {
-      const Range mine = unit.shard(impl.group.rank());
+      const Range mine = impl.model.shard_of(u);
       if (mine.empty()) return;
       impl.optimizer->load_range(u, mine, at::from_blob(const_cast<void*>(slices[0]), {mine.numel()}, at::kFloat));
     };
-    impl.group
+    ranks
         .exchange(staging.data(), layout::shard_counts(unit.cuts, unit.whole()), DType::kFloat32, load_shard,
                   {.label = unit.name})
         .wait();
     return;
   }
-  if (impl.group.size() > 1 && verify) {
+  if (ranks.size() > 1 && verify) {
     verify_unit(impl, unit, staging);
-  } else if (impl.group.size() > 1) {
-    impl.model.transport->broadcast(staging.data(), unit.numel, DType::kFloat32, 0, {.label = unit.name}).wait();
+  } else if (ranks.size() > 1) {
+    impl.model.group_of(u)
+        .transport->broadcast(staging.data(), unit.numel, DType::kFloat32, 0, {.label = unit.name})
+        .wait();
   }
   impl.optimizer->load(u, staging.view(0, unit.numel));
 }
@@ -424,7 +430,7 @@ void adopt_buffers(Engine::Impl& impl, bool moves) {
   for (const auto& buffer : impl.inventory.buffers)
     (buffer.split.is_split() ? same_parts : same_everywhere).buffers.push_back(buffer);
   broadcast_buffers(same_everywhere, impl.groups.all);
-  broadcast_buffers(same_parts, impl.group);
+  broadcast_buffers(same_parts, impl.groups.data_parallel);
   const auto kept = convert_buffers(impl.inventory, impl.model.param_dtype, impl.config.zerotorch.buffer_dtype);
   if (!kept.empty()) impl.config.notices.push_back(kept_buffers_notice(kept));
   impl.buffers.emplace(impl.inventory.buffers, impl.config.zerotorch.buffers);
@@ -451,12 +457,13 @@ void choose_progress_thread(Engine::Impl& impl) {
   if (wanted == ProgressThread::kAuto && impl.config.zero_optimization.overlaps_comm()) {
     // MPI moves large messages inside calls only, and costs little of a core; in shared memory moving is
     // copying.
-    const bool worth_it = impl.group.backend() == "mpi" || count_cores_of_rank(impl.groups.all) > at::get_num_threads();
-    on = worth_it && impl.group.progress_thread_problem().empty();
+    const bool worth_it =
+        impl.groups.data_parallel.backend() == "mpi" || count_cores_of_rank(impl.groups.all) > at::get_num_threads();
+    on = worth_it && impl.groups.data_parallel.progress_thread_problem().empty();
   }
   if (!on && wanted != ProgressThread::kNever) return;
   try {
-    impl.group.set_progress_thread(on);
+    impl.groups.data_parallel.set_progress_thread(on);
   } catch (const IoError& error) {
     if (wanted == ProgressThread::kAlways) throw;
     base::log_warning("{}", error.what());
@@ -482,8 +489,9 @@ void log_start(const Engine::Impl& impl, const setup::LaidOut& laid, const std::
                                 ? fmt::format(" for each of {} parts of the model", impl.groups.model_parallel_size())
                                 : "";
   base::log_info("ZeRO stage {}, {} rank{}{} ({}{}), {} store{}: {:.2f} M parameters ({}) in {} units, {}",
-                 impl.config.zero_optimization.stage, impl.group.size(), impl.group.size() == 1 ? "" : "s", parts,
-                 impl.group.backend(), impl.group.has_progress_thread() ? ", progress thread" : "",
+                 impl.config.zero_optimization.stage, impl.groups.data_parallel.size(),
+                 impl.groups.data_parallel.size() == 1 ? "" : "s", parts, impl.groups.data_parallel.backend(),
+                 impl.groups.data_parallel.has_progress_thread() ? ", progress thread" : "",
                  laid.place.reads_in_place() ? "node-shared" : "copying",
                  impl.model.hosts ? fmt::format(" on {} hosts", impl.model.hosts->across.size()) : "", numel / 1e6,
                  dtype_name(impl.model.param_dtype), impl.model.units.size(), optimizer);
@@ -581,7 +589,7 @@ void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, const ShardPlace
   if (auto difference = first_difference(states, impl.groups.all, "optimizer")) {
     throw ConfigError(fmt::format("the ranks have different optimizers: {}", *difference));
   }
-  check_agreement(impl.inventory, impl.group);
+  check_agreement(impl.inventory, impl.groups.data_parallel);
   agree_on_parts(impl.groups, impl.inventory);
   if (impl.model.module_device.is_cpu()) {
     impl.cpu_products = choose_cpu_products(impl.config.zerotorch.cpu_products, impl.model.param_dtype, impl.groups.all,
@@ -654,7 +662,6 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
   impl->view = std::move(model);
   impl->module = std::move(module);
   impl->groups = find_groups(options);
-  impl->group = impl->groups.data_parallel;
   base::set_log_rank(impl->groups.all.size() > 1 ? impl->groups.all.rank() : -1);
   // What a rank can find wrong alone comes first: then all ranks report it, and none waits for another.
   if (intercept::defers_values()) {
@@ -668,7 +675,7 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
     impl->groups.set_timeout(
         std::chrono::milliseconds(static_cast<std::int64_t>(impl->config.zerotorch.timeout_s * 1e3)));
   }
-  impl->config.resolve_batch(impl->group.size());
+  impl->config.resolve_batch(impl->groups.data_parallel.size());
   impl->inventory = take_inventory(impl->view);
   if (impl->config.zerotorch.bind_cores_to_rank) {
     const auto& parameters = impl->inventory.parameters;

@@ -83,7 +83,7 @@ Engine::Impl::~Impl() {
   if (aborts_on_exception && std::uncaught_exceptions() > exceptions_at_start) {
     groups.abort("its engine was destroyed by an exception");
   }
-  if (model.hosts && group.failed()) {
+  if (model.hosts && groups.data_parallel.failed()) {
     // Their destructors would wait for ranks that may never come.
     model.hosts->node.abort("the group of all ranks has failed");
     model.hosts->across.abort("the group of all ranks has failed");
@@ -192,7 +192,7 @@ void Engine::Impl::throw_update_difference() {
   for (const int g : stepped_groups) text += fmt::format("step() of parameter group {}\n", g);
   text += fmt::format("gradient_accumulation_steps {}\n", config.gradient_accumulation_steps);
   text += fmt::format("{} at an accumulation boundary\n", is_boundary() ? "is" : "is not");
-  if (const auto difference = engine::first_difference(text, group, "rates")) {
+  if (const auto difference = engine::first_difference(text, groups.data_parallel, "rates")) {
     throw ConfigError(
         fmt::format("the ranks would update differently: {}; set rates, step groups and accumulation alike on "
                     "every rank",
@@ -240,7 +240,7 @@ void Engine::Impl::end_random_stream() {
 
 std::uint64_t Engine::Impl::stream_seed(int branch) const {
   // Micro-batch i of the whole run, whatever rank it falls on: i = j*N + r.
-  const auto index = static_cast<std::uint64_t>(training.micro_batches + group.rank());
+  const auto index = static_cast<std::uint64_t>(training.micro_batches + groups.data_parallel.rank());
   const std::uint64_t stream = mix(training.seed + (index + 1) * 0x9E3779B97F4A7C15ull);
   return branch == 0 ? stream : mix(stream + static_cast<std::uint64_t>(branch) * 0xBF58476D1CE4E5B9ull);
 }
@@ -301,7 +301,7 @@ void Engine::Impl::finish_pending_update() {
   if (!update->is_pending()) return;
   const bool failed_before = std::exchange(failed, true);  // until the end: a throw on the way leaves the ranks apart
   store->quiesce();
-  group.barrier({.label = "pending update"}).wait();  // nobody reads shards
+  groups.data_parallel.barrier({.label = "pending update"}).wait();  // nobody reads shards
   {
     sharding::Stopwatch watch(timeline, &StepBreakdown::update);
     update->finish();
@@ -442,7 +442,7 @@ Engine::Impl::MicroBatch Engine::Impl::finish_micro_batch(bool may_be_none) {
   std::uint64_t flags = 0;
   reducer->expect_last_micro_batch(is_boundary());
   if (!store->writes().empty()) flags |= Agreement::kParametersWritten;
-  if (group.size() > 1 && buffers->needed() && buffers->changed()) flags |= Agreement::kBuffersChanged;
+  if (groups.data_parallel.size() > 1 && buffers->needed() && buffers->changed()) flags |= Agreement::kBuffersChanged;
   const auto& agreed = reducer->finish_micro_batch({.flags = flags, .must_agree = update_hash()}, may_be_none);
   const MicroBatch result{.counts = !may_be_none || agreed.facts().rounds > 0,
                           .buffers_changed = (agreed.facts().flags & Agreement::kBuffersChanged) != 0};
@@ -474,7 +474,7 @@ std::optional<std::string> Engine::Impl::finish_window(std::int64_t window_end) 
   // Of the mean, also where the caller has ended a window that is not as long as the average's divisor says.
   const std::int64_t length = window_end - training.window_begin;
   const double to_mean = averaged_micro_batches() / static_cast<double>(length);
-  observers.tell(&Observer::end_accumulation, observe::Accumulation{.group = group,
+  observers.tell(&Observer::end_accumulation, observe::Accumulation{.group = groups.data_parallel,
                                                                     .micro_batches = length,
                                                                     .grad_norm = grad_norm * to_mean,
                                                                     .averaging = averaging() * to_mean,
@@ -512,10 +512,10 @@ std::optional<std::string> Engine::Impl::step() {
   step_applied = false;
   if (keeps_gradients() || reducer->window_is_empty()) refresh_rates();
   const MicroBatch finished = finish_micro_batch(std::exchange(accumulation.ended_in_backward, false));
-  const std::int64_t micro_batches = training.micro_batches + (finished.counts ? group.size() : 0);
+  const std::int64_t micro_batches = training.micro_batches + (finished.counts ? groups.data_parallel.size() : 0);
   if (finished.counts ? is_boundary() : accumulation.boundary == true) problem = finish_window(micro_batches);
   // Ranks whose forward wrote buffers meet here, before the next forward.
-  if (finished.buffers_changed) buffers->synchronise(group);
+  if (finished.buffers_changed) buffers->synchronise(groups.data_parallel);
   training.micro_batches = micro_batches;
   end_random_stream();
   return problem;
@@ -537,13 +537,13 @@ void Engine::step() {
   if (const auto problem = impl.guarded_step()) throw ModelError(*problem);
 }
 
-int Engine::rank() const { return impl_->group.rank(); }
-int Engine::world_size() const { return impl_->group.size(); }
+int Engine::rank() const { return impl_->groups.data_parallel.rank(); }
+int Engine::world_size() const { return impl_->groups.data_parallel.size(); }
 int Engine::local_rank() const { return impl_->groups.all.local_rank(); }
 int Engine::model_parallel_rank() const { return impl_->groups.model_parallel_rank(); }
 int Engine::model_parallel_size() const { return impl_->groups.model_parallel_size(); }
 at::Device Engine::device() const { return impl_->model.module_device; }
-const Group& Engine::group() const { return impl_->group; }
+const Group& Engine::group() const { return impl_->groups.data_parallel; }
 const Group& Engine::all_ranks() const { return impl_->groups.all; }
 const Config& Engine::config() const { return impl_->config; }
 std::int64_t Engine::global_steps() const { return impl_->training.global_steps; }

@@ -81,7 +81,6 @@ struct Engine::Impl {
   // In order of construction; destroyed in reverse.
   Config config;
   engine::Groups groups;
-  Group group;  ///< groups.data_parallel
   ModelView view;
   std::shared_ptr<torch::nn::Module> module;  ///< null: made of a view
   MemoryReport memory_before;
@@ -145,7 +144,7 @@ struct Engine::Impl {
   /// What the sum of a step's gradients is divided by.
   double averaged_micro_batches() const {
     const bool over_ranks = config.gradient_allreduce_op == Config::GradientAllreduceOp::kMean;
-    return static_cast<double>(config.gradient_accumulation_steps * (over_ranks ? group.size() : 1));
+    return static_cast<double>(config.gradient_accumulation_steps * (over_ranks ? groups.data_parallel.size() : 1));
   }
   /// What turns a sum of gradients of scaled losses into the average over the micro-batches of a step.
   double averaging() const { return 1.0 / (averaged_micro_batches() * training.scaler.scale()); }
@@ -173,12 +172,12 @@ struct Engine::Impl {
   /// After a load: the parameters that it has given values. Local.
   void note_loaded(const LoadReport& report);
   /// This rank's micro-batches so far.
-  std::int64_t micro_steps() const { return training.micro_batches / group.size(); }
+  std::int64_t micro_steps() const { return training.micro_batches / groups.data_parallel.size(); }
   /// Micro-batches of all ranks inside the running accumulation window.
   std::int64_t window_micro_batches() const { return training.micro_batches - training.window_begin; }
   /// True when the micro-batch that runs is the last of its window.
   bool is_boundary() const {
-    return accumulation.boundary.value_or(window_micro_batches() / group.size() + 1 >=
+    return accumulation.boundary.value_or(window_micro_batches() / groups.data_parallel.size() + 1 >=
                                           config.gradient_accumulation_steps);
   }
   /// backward() is to end the micro-batch.

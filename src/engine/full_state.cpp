@@ -28,13 +28,14 @@ at::Tensor Engine::Impl::gather_full(int parameter, std::string_view label, Part
   const auto& target = model.parameters[parameter];
   const auto& unit = model.units[target.unit];
   const auto counts = layout::shard_counts(unit.cuts, target.range);
-  const layout::Range mine = layout::intersect(target.range, unit.shard(group.rank()));
+  const sharding::ShardGroup& shards = model.group_of(target.unit);
+  const layout::Range mine = layout::intersect(target.range, model.shard_of(target.unit));
   at::Tensor flat = at::empty({target.range.numel()}, at::TensorOptions().dtype(at::kFloat).device(model.device));
   const at::Tensor part = part_of(target.unit, mine);
-  if (group.size() == 1) {
+  if (shards.ranks.size() == 1) {
     if (part.defined()) flat.copy_(part);
   } else {
-    model.transport
+    shards.transport
         ->all_gather(part.defined() ? part.const_data_ptr() : nullptr, flat.mutable_data_ptr(), counts, DType::kFloat32,
                      {.label = label})
         .wait();
@@ -143,7 +144,7 @@ void Engine::set_full_weight(std::string_view name, const at::Tensor& value) {
   const at::Tensor flat = to_flat(impl, p, value);
   check_replicated(impl, p, flat);
   impl.store->quiesce();
-  impl.group.barrier({.label = name}).wait();  // nobody reads the old values any more
+  impl.groups.data_parallel.barrier({.label = name}).wait();  // nobody reads the old values any more
   impl.optimizer->load_range(parameter.unit, parameter.range, flat);
   impl.store->publish(/*frozen_too=*/true);
   intercept::bump_version(parameter.tensor);
@@ -178,7 +179,8 @@ at::Tensor Engine::full_optimizer_state(std::string_view name, std::string_view 
     const int owner = impl.optimizer->tensor_states_owner(p);
     at::Tensor values = impl.optimizer->tensor_state(p, state);
     values = values.defined() ? values.clone() : at::empty(known.shape, impl.model.device);
-    impl.model.transport->broadcast(values.mutable_data_ptr(), values.numel(), DType::kFloat32, owner, {.label = name})
+    const sharding::ShardGroup& shards = impl.model.group_of(impl.model.parameters[p].unit);
+    shards.transport->broadcast(values.mutable_data_ptr(), values.numel(), DType::kFloat32, owner, {.label = name})
         .wait();
     return values;
   }

@@ -70,9 +70,9 @@ GatheredParameters::GatheredParameters(Engine& engine, const std::vector<at::Ten
       exceptions_(std::uncaught_exceptions()) {
   auto& impl = **engine_;
   impl.enter(engine::Entry::kReadWeights, "GatheredParameters");
-  if (modifier_rank && (*modifier_rank < 0 || *modifier_rank >= impl.group.size())) {
+  if (modifier_rank && (*modifier_rank < 0 || *modifier_rank >= impl.groups.data_parallel.size())) {
     throw ConfigError(fmt::format("GatheredParameters: modifier_rank {} is not a rank of a group of {}", *modifier_rank,
-                                  impl.group.size()));
+                                  impl.groups.data_parallel.size()));
   }
   for (const auto& tensor : parameters) {
     const auto* handle = intercept::ParameterHandle::of(tensor);
@@ -89,14 +89,14 @@ GatheredParameters::GatheredParameters(Engine& engine, const std::vector<at::Ten
     before_.push_back(modifier_rank ? impl.optimizer->low_values(parameter.unit, parameter.range) : at::Tensor());
   }
   if (modifier_rank) impl.store->begin_modifying();
-  if (modifier_rank && impl.group.size() > 1) {
+  if (modifier_rank && impl.groups.data_parallel.size() > 1) {
     // The modifier may write into memory that others have just copied.
-    impl.group.barrier({.label = "GatheredParameters"}).wait();
+    impl.groups.data_parallel.barrier({.label = "GatheredParameters"}).wait();
   }
   using Write = sharding::ParameterStore::Write;
-  impl.store->set_write(parameters_, modifier_rank == impl.group.rank()          ? Write::kGathered
-                                     : readers_writes == ReadersWrites::kDropped ? Write::kOwnCopy
-                                                                                 : Write::kRefused);
+  impl.store->set_write(parameters_, modifier_rank == impl.groups.data_parallel.rank() ? Write::kGathered
+                                     : readers_writes == ReadersWrites::kDropped       ? Write::kOwnCopy
+                                                                                       : Write::kRefused);
   if (readers_writes == ReadersWrites::kDropped) impl.store->begin_dropping(parameters_);
   ++impl.gathered_scopes;
 }
@@ -114,11 +114,12 @@ void GatheredParameters::close() {
   impl.store->set_write(parameters_, sharding::ParameterStore::Write::kOwnCopy);
   const bool failed = std::uncaught_exceptions() != exceptions_;
   if (readers_writes_ == ReadersWrites::kDropped) impl.check_module();  // an assignment to data is a write, too
-  if (modifier_rank_ == impl.group.rank()) end_writes(impl, parameters_, failed);
+  if (modifier_rank_ == impl.groups.data_parallel.rank()) end_writes(impl, parameters_, failed);
   if (modifier_rank_) impl.store->end_modifying(*modifier_rank_, failed);
   if (readers_writes_ == ReadersWrites::kDropped) impl.store->end_dropping(parameters_);
   if (modifier_rank_ && !failed) {
-    if (impl.groups.model_parallel && impl.group.rank() == *modifier_rank_) take_first_part(impl, parameters_);
+    if (impl.groups.model_parallel && impl.groups.data_parallel.rank() == *modifier_rank_)
+      take_first_part(impl, parameters_);
     impl.store->broadcast(parameters_, *modifier_rank_);
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       const auto& parameter = impl.model.parameters[parameters_[i]];

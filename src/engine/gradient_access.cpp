@@ -32,7 +32,7 @@ void for_each_part(Engine::Impl& impl, Visit visit) {
     const auto& parameter = impl.model.parameters[p];
     const auto& unit = impl.model.units[parameter.unit];
     if (!unit.trainable || !parameter.tensor.requires_grad()) continue;
-    const layout::Range mine = layout::intersect(parameter.range, unit.shard(impl.group.rank()));
+    const layout::Range mine = layout::intersect(parameter.range, impl.model.shard_of(parameter.unit));
     if (mine.empty()) continue;
     impl.reducer->visit_sums(parameter.unit, mine, sharding::GradientSums::Access::kUpdate,
                              [&](layout::Range piece, sharding::Sums sums) {

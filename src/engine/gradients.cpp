@@ -363,7 +363,7 @@ void Gradients::drop_window() {
         "zero_grad() after a backward that failed when some of its gradients had been added: it has dropped the {} "
         "micro-batches that this accumulation window had, too. The window still ends when step() has counted {}, and "
         "its sums are divided by as many",
-        impl_.window_micro_batches(), impl_.config.gradient_accumulation_steps * impl_.group.size());
+        impl_.window_micro_batches(), impl_.config.gradient_accumulation_steps * impl_.groups.data_parallel.size());
   } else if (!std::exchange(warned_of_drop_, true)) {
     base::log_warning(
         "zero_grad() inside an accumulation window has dropped the {} micro-batches that it had; call it at the "
@@ -404,7 +404,8 @@ void Gradients::make_trainable(const std::vector<int>& parameters) {
   if (parameters.empty()) return;
   auto& model = impl_.model;
   const std::string& first = model.parameters[parameters.front()].name;
-  if (impl_.group.size() > 1) impl_.group.barrier({.label = "unfreezing " + first}).wait();
+  if (impl_.groups.data_parallel.size() > 1)
+    impl_.groups.data_parallel.barrier({.label = "unfreezing " + first}).wait();
   impl_.reducer->flush("unfreezing");  // no bucket is open where their layout changes
   impl_.update->stop();                // it adds to what an update goes through
   std::vector<int> units;
@@ -439,7 +440,7 @@ void Gradients::throw_trainable_difference() {
     text += fmt::format("parameter '{}' {}\n", parameter.name,
                         parameter.tensor.requires_grad() ? "requires a gradient" : "is frozen");
   }
-  const auto difference = first_difference(text, impl_.group, "frozen parameters");
+  const auto difference = first_difference(text, impl_.groups.data_parallel, "frozen parameters");
   throw ModelError(
       fmt::format("the ranks have frozen different parameters, so their steps do not belong together: {}; call "
                   "requires_grad_() alike on every rank",

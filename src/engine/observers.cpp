@@ -17,7 +17,7 @@ namespace {
 
 /// The groups whose calls are recorded.
 std::vector<observe::CommsLog::Part> watched_groups(const Engine::Impl& impl) {
-  std::vector<observe::CommsLog::Part> parts = {{"data-parallel", impl.group}};
+  std::vector<observe::CommsLog::Part> parts = {{"data-parallel", impl.groups.data_parallel}};
   if (impl.groups.model_parallel) parts.push_back({"model-parallel", *impl.groups.model_parallel});
   if (impl.model.hosts) {
     parts.push_back({"within a host", impl.model.hosts->node});

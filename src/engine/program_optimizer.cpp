@@ -116,7 +116,7 @@ void ProgramOptimizer::update(const sharding::GradientReducer& reducer, std::spa
                               double gradient_scale) {
   const at::NoGradGuard no_grad;
   if (!model_.sharding.optimizer_states && model_.world_size() > 1) {
-    Group group = model_.group;
+    Group group = model_.data_ranks;
     group.barrier({.label = "whole gradients"}).wait();  // other ranks have read this one's sums, which change now
   }
   for (std::size_t p = 0; p < shards_.size(); ++p) {

@@ -63,7 +63,7 @@ OffloadReport Engine::offload_report() const {
 
 CommunicationReport Engine::communication_report() const {
   CommunicationReport report = impl_->store->counts();
-  report.world_size = impl_->group.size();
+  report.world_size = impl_->groups.data_parallel.size();
   for (const auto& parameter : impl_->model.parameters) report.parameters_numel += parameter.range.numel();
   report.padded_numel = impl_->model.padded_numel();
   report.reduced_numel = impl_->reducer->reduced_numel();

@@ -133,12 +133,14 @@ ShardPlace choose_shard_place(c10::Device module_device, Config& config, Group& 
 
 void make_transport(sharding::ShardedModel& model, ShardPlace::MovedBy moved_by) {
   using MovedBy = ShardPlace::MovedBy;
-  model.transport = moved_by == MovedBy::kNccl           ? device::make_nccl_transport(model.group, model.device)
-                    : moved_by == MovedBy::kSharedMemory ? device::make_device_transport(model.group, model.device)
-                                                         : comm::make_host_transport(model.group);
+  Group& ranks = model.data_ranks;
+  auto transport = moved_by == MovedBy::kNccl           ? device::make_nccl_transport(ranks, model.device)
+                   : moved_by == MovedBy::kSharedMemory ? device::make_device_transport(ranks, model.device)
+                                                        : comm::make_host_transport(ranks);
   // One rank alone on a device needs nothing that others can read.
   const bool is_alone = moved_by == MovedBy::kGroup && !model.passes->in_host_memory();
-  model.home = storage::Home(model.device, is_alone ? nullptr : model.transport, model.module_device);
+  model.home = storage::Home(model.device, is_alone ? nullptr : transport, model.module_device);
+  model.shard_groups = {{ranks, std::move(transport)}};
 }
 
 }  // namespace zero::engine

@@ -54,7 +54,7 @@ LoadReport load_one(Engine::Impl& impl, io::FileSystem& files, const Found& foun
         impl.groups.all);
   const bool is_repair = std::exchange(changed, true);
   impl.store->quiesce();
-  impl.group.barrier({.label = "load_checkpoint"}).wait();  // nobody reads old values any more
+  impl.groups.data_parallel.barrier({.label = "load_checkpoint"}).wait();  // nobody reads old values any more
   agree(what, error_of([&] {
           prepare_window(impl, plan, options, is_repair);
           read_items(plan.items, found.manifest, *reader);

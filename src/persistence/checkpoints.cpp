@@ -157,7 +157,7 @@ class Collector {
       info.shape = item.split.whole_shape(part);
       info.order.boxes = item.split.boxes(part);
       contents_.tensors.push_back(std::move(info));
-      if (impl_.group.rank() == 0 && is_saved_here(item.split))
+      if (impl_.groups.data_parallel.rank() == 0 && is_saved_here(item.split))
         add_whole(stored_form(item.tensor).contiguous(), item.split.elements_before(part));
     }
   }
@@ -198,7 +198,8 @@ class Collector {
     for (const auto& unit : impl_.model.units) {
       if (trainable_only && !unit.trainable) continue;
       for (const int p : unit.parameters) {
-        const layout::Range mine = layout::intersect(impl_.model.parameters[p].range, unit.shard(impl_.group.rank()));
+        const layout::Range mine =
+            layout::intersect(impl_.model.parameters[p].range, impl_.model.shard_of(impl_.model.parameters[p].unit));
         if (!mine.empty() && is_saved_here(split_of(p))) visit(p, mine);
       }
     }

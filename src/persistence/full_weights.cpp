@@ -322,7 +322,7 @@ LoadReport Engine::load_full_weights(const std::string& path, const FullWeightsO
   persistence::FullWeightsLoader weights(impl, path, options);
   weights.plan();
   impl.store->quiesce();
-  impl.group.barrier({.label = "load_full_weights"}).wait();  // nobody reads old values any more
+  impl.groups.data_parallel.barrier({.label = "load_full_weights"}).wait();  // nobody reads old values any more
   impl.half_loaded = true;
   LoadReport report = weights.apply();
   impl.half_loaded = false;

@@ -341,7 +341,7 @@ class LoadPlanner {
   /// As many micro-batches of all ranks make a step as the program had set, where it had.
   void plan_accumulation() {
     auto& steps = plan_.training.accumulation_steps;
-    const std::int64_t ranks = impl_.group.size(), now = impl_.config.gradient_accumulation_steps;
+    const std::int64_t ranks = impl_.groups.data_parallel.size(), now = impl_.config.gradient_accumulation_steps;
     if (!steps) {
       steps = impl_.training.accumulation_steps;
       return;
@@ -362,7 +362,7 @@ class LoadPlanner {
 
   /// Where the data goes on, in micro-batches of all ranks, and with it whether the accumulated gradients can be kept.
   std::int64_t plan_position() {
-    const std::int64_t ranks = impl_.group.size();
+    const std::int64_t ranks = impl_.groups.data_parallel.size();
     const std::int64_t steps = plan_.training.accumulation_steps.value_or(impl_.config.gradient_accumulation_steps);
     const std::int64_t window = steps * ranks;
     const std::int64_t inside = state_.window_micro_batches, begin = state_.training.window_begin;
@@ -423,7 +423,7 @@ class LoadPlanner {
       auto* reducer = impl_.reducer.get();
       // The owner's part only: the others get theirs when the window is over. Sums have memory from
       // prepare_window() on.
-      add(p, *t, impl_.model.units[u].shard(impl_.group.rank()),
+      add(p, *t, impl_.model.shard_of(u),
           {{}, [=, &model = impl_.model](Range r, const at::Tensor& values) {
              reducer->visit_sums(u, r, sharding::GradientSums::Access::kUpdate, [&](Range piece, sharding::Sums sums) {
                model.view(sums.data, sums.dtype, piece.numel())

@@ -167,7 +167,7 @@ SavedState SavedState::of(const Engine::Impl& impl) {
   if (alike) overrides.resize(1);
   state.window_micro_batches = impl.window_micro_batches();
   state.gradient_accumulation_steps = impl.config.gradient_accumulation_steps;
-  state.data_parallel_size = impl.group.size();
+  state.data_parallel_size = impl.groups.data_parallel.size();
   state.optimizer = optimizer_name(*impl.optimizer);
   state.optimizer_steps = impl.optimizer->steps();
   for (std::size_t p = 0; p < impl.model.parameters.size(); ++p) {

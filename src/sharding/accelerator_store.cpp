@@ -139,10 +139,11 @@ class InPlaceStore final : public AcceleratorStore {
                                 MemoryKind::kParameters};
     offload::UnitCuts cuts;
     for (const Unit& unit : model.units) cuts.push_back(unit.cuts);
-    shards_ = model.module_is_elsewhere() ? offload::make_mapped_store(model.group, ledger, std::move(column),
-                                                                       std::move(cuts), model.module_device)
-                                          : offload::make_peer_store(model.group, *model.transport, model.home, ledger,
-                                                                     std::move(column), std::move(cuts));
+    shards_ = model.module_is_elsewhere()
+                  ? offload::make_mapped_store(model.data_ranks, ledger, std::move(column), std::move(cuts),
+                                               model.module_device)
+                  : offload::make_peer_store(model.data_ranks, *model.shard_groups.front().transport, model.home,
+                                             ledger, std::move(column), std::move(cuts));
   }
 
   at::Tensor pinned_view(int index) override {
@@ -158,7 +159,7 @@ class InPlaceStore final : public AcceleratorStore {
   }
   void broadcast(std::span<const int> parameters, int root) override {
     if (!model_.module_is_elsewhere()) write_shards(parameters, root);
-    model_.group.barrier({.label = "broadcast parameters"}).wait();
+    model_.data_ranks.barrier({.label = "broadcast parameters"}).wait();
     for (const int p : parameters) upload(model_.parameters[p].unit, model_.parameters[p].range);
   }
 
@@ -173,7 +174,7 @@ class InPlaceStore final : public AcceleratorStore {
   }
   void begin_gather(int index, std::string_view) override {
     if (!model_.module_is_elsewhere()) {
-      const std::int64_t own = unit(index).shard(model_.rank()).numel();
+      const std::int64_t own = model_.shard_of(index).numel();
       count_gather({unit(index).numel - own, own});
     }
     on_device_.take(index);
@@ -183,14 +184,14 @@ class InPlaceStore final : public AcceleratorStore {
   void end_gather(int index) override { on_device_.give_back(index, /*host_is_reused=*/false); }
   void publish_shards(bool) override {
     if (!model_.passes->in_host_memory()) device::finish_current_stream(model_.device);
-    model_.group.barrier({.label = "publish parameters"}).wait();
+    model_.data_ranks.barrier({.label = "publish parameters"}).wait();
   }
 
  private:
   /// Writes what `root` has in its copy of these parameters into their owners' shards. *Collective.*
   void write_shards(std::span<const int> parameters, int root) {
     on_device_.finish();  // copies that were begun are to have the old values
-    model_.group.barrier({.label = "broadcast parameters"}).wait();
+    model_.data_ranks.barrier({.label = "broadcast parameters"}).wait();
     if (model_.rank() != root) return;
     for (const int p : parameters) {
       const auto& parameter = model_.parameters[p];

@@ -57,7 +57,7 @@ CopyingStore::CopyingStore(ShardedModel& model, storage::Ledger& ledger, Timelin
 Range CopyingStore::writable_range(int index) const {
   // Without sharded optimizer states every rank computes, and so keeps, the whole unit by itself.
   const bool whole = is_resident(index) && !model_.sharding.optimizer_states;
-  return whole ? unit(index).whole() : unit(index).shard(model_.rank());
+  return whole ? unit(index).whole() : model_.shard_of(index);
 }
 
 void CopyingStore::visit(int index, Range range, Access access, Lease lease) {
@@ -125,19 +125,20 @@ void CopyingStore::broadcast(std::span<const int> parameters, int root) {
   for (int p : parameters) {
     const auto& parameter = model_.parameters[p];
     void* const values = whole(parameter.unit);
-    model_.transport
+    model_.group_of(parameter.unit)
+        .transport
         ->broadcast(address(values, parameter.range.begin), parameter.range.numel(), model_.param_dtype, root,
                     {.label = parameter.name})
         .wait();
     if (is_resident(parameter.unit)) continue;
-    const Range mine = layout::intersect(unit(parameter.unit).shard(model_.rank()), parameter.range);
+    const Range mine = layout::intersect(model_.shard_of(parameter.unit), parameter.range);
     visit(parameter.unit, mine, Access::kUpdate, [&](Range piece, void* low) {
       model_.passes->copy(low, address(values, piece.begin),
                           static_cast<std::size_t>(piece.numel()) * element_nbytes(model_.param_dtype));
     });
   }
   if (gatherer_) gatherer_->publish_gathered();
-  model_.group.barrier({.label = "broadcast parameters"}).wait();
+  model_.data_ranks.barrier({.label = "broadcast parameters"}).wait();
 }
 
 void CopyingStore::reattach(int p) {
@@ -243,7 +244,7 @@ void CopyingStore::choose_window() {
   auto wanted = end_timed_step();
   if (!wanted) return;
   if (!one_sided()) {
-    model_.group.all_reduce(&*wanted, 1, DType::kInt64, ReduceOp::kMax, {.label = "prefetch window"}).wait();
+    model_.data_ranks.all_reduce(&*wanted, 1, DType::kInt64, ReduceOp::kMax, {.label = "prefetch window"}).wait();
   }
   schedule_.set_window(std::min(std::max(*wanted, largest_numel_), options_.prefetch_numel));
   counts_.prefetch_window_numel = schedule_.window_numel();
@@ -257,8 +258,9 @@ void CopyingStore::gather_residents(bool frozen_too) {
     if (!options_.resident[i] || !(the_unit.trainable || frozen_too)) continue;
     for (const Publication& publication : publications_[i]) {
       const Range bucket = publication.range;
-      const Range mine = layout::intersect(bucket, the_unit.shard(model_.rank()));
-      model_.transport
+      const Range mine = layout::intersect(bucket, model_.shard_of(static_cast<int>(i)));
+      model_.group_of(static_cast<int>(i))
+          .transport
           ->all_gather(residents_[i].data_at(mine.begin), residents_[i].data_at(bucket.begin), publication.counts,
                        model_.param_dtype, {.label = the_unit.name, .input_stable_until_barrier = true})
           .wait();

@@ -38,7 +38,7 @@ class DiskGatherer final : public UnitGatherer {
           disk, ledger, {{"parameter", static_cast<std::int64_t>(element_nbytes(model.param_dtype)), 1}});
       std::vector<offload::StorePart> parts;
       for (std::size_t u = 0; u < units_.size(); ++u) {
-        const Range shard = model.units[u].shard(model.rank());
+        const Range shard = model.shard_of(static_cast<int>(u));
         if (!resident[u] && !shard.empty()) parts.push_back({static_cast<int>(u), shard});
       }
       mine_->add_units(parts);
@@ -370,7 +370,7 @@ class DiskGatherer final : public UnitGatherer {
   }
 
   ShardedModel& model_;
-  Group group_ = model_.group;
+  Group group_ = model_.data_ranks;
   const std::string folder_;
   std::vector<Gathered> units_;
   std::unique_ptr<offload::DiskStore> mine_;  ///< this rank's shards

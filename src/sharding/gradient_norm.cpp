@@ -25,13 +25,13 @@ double GradientNorm::of(const GradientReducer& reducer, std::uint64_t must_agree
 std::optional<int> GradientNorm::first_not_finite(const GradientReducer& reducer) const {
   const auto none = static_cast<std::int64_t>(model_.parameters.size());
   std::int64_t first = reducer.first_not_finite().value_or(static_cast<int>(none));
-  Group group = model_.group;
+  Group group = model_.data_ranks;
   group.all_reduce(&first, 1, DType::kInt64, ReduceOp::kMin, {.label = "gradients that are not finite"}).wait();
   return first == none ? std::nullopt : std::optional(static_cast<int>(first));
 }
 
 GradientNorm::Part GradientNorm::sum_blocks(const GradientReducer& reducer) {
-  Group group = model_.group;
+  Group group = model_.data_ranks;
   counts_.assign(static_cast<std::size_t>(group.size()), 0);
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     if (!model_.units[u].trainable) continue;

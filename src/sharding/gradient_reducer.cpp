@@ -122,7 +122,9 @@ void GradientReducer::make_memory() {
          bucket.counts});
   }
   board_.reset();
-  board_ = model_.transport->make_exchange_board(
+  // Boards of several groups would have to move each other on: a rank that waits in one may be who another waits for.
+  ZERO_CHECK(model_.shard_groups.size() == 1, "gradients of {} shard groups", model_.shard_groups.size());
+  board_ = model_.shard_groups.front().transport->make_exchange_board(
       "gradients", std::move(parcels), model_.gradient_dtype,
       [this](int parcel, std::span<const void* const> slices) { reduce(buckets_[parcel], slices); });
 }
@@ -130,7 +132,7 @@ void GradientReducer::make_memory() {
 GradientReducer::~GradientReducer() {
   // Of a window that is not stepped the ranks may have sent different parts. What a rank that goes has not sent is
   // given up; where ranks cannot tell each other that they go, they complete each other's parts if they know of them.
-  if (board_ && ::getpid() == process_ && std::uncaught_exceptions() == 0 && !model_.group.failed()) {
+  if (board_ && ::getpid() == process_ && std::uncaught_exceptions() == 0 && !model_.data_ranks.failed()) {
     try {
       post_arrived(/*all=*/true);
       if (!board_->abandon() && agreed_routed_) flush("gradients of an engine that goes");
@@ -159,7 +161,7 @@ std::vector<Range> GradientReducer::held_ranges() const {
 /// Most elements of this rank in one bucket.
 std::int64_t GradientReducer::largest_piece() const {
   std::int64_t largest = 0;
-  for (const Bucket& bucket : buckets_) largest = std::max(largest, bucket.counts[model_.rank()]);
+  for (const Bucket& bucket : buckets_) largest = std::max(largest, mine_of(bucket).numel());
   return largest;
 }
 
@@ -185,7 +187,7 @@ void GradientReducer::make_buckets() {
       bucket.gaps = std::move(cut.gaps);
       bucket.counts = layout::shard_counts(unit.cuts, cut.range);
       bucket.block_offset = block_offset;
-      block_offset += bucket.counts[model_.rank()] / kBlockNumel;
+      block_offset += mine_of(bucket).numel() / kBlockNumel;
       for (std::size_t i = 0; i < cut.parameters.size(); ++i)
         places_[cut.parameters[i]].push_back({static_cast<int>(buckets_.size()), static_cast<int>(i)});
       parameters.push_back(std::move(cut.parameters));
@@ -221,7 +223,7 @@ void GradientReducer::add_units(std::span<const int> units) {
 
 Range GradientReducer::gradient_range(int unit) const {
   const Unit& the_unit = model_.units[unit];
-  return model_.sharding.optimizer_states ? the_unit.shard(model_.rank()) : the_unit.whole();
+  return model_.sharding.optimizer_states ? model_.shard_of(unit) : the_unit.whole();
 }
 
 std::int64_t GradientReducer::shard_blocks(int unit, int rank) const {
@@ -515,7 +517,7 @@ void GradientReducer::post(Bucket& bucket) {
     retire(bucket);
   }
   bucket.sent_buffer = std::exchange(bucket.buffer, nullptr);
-  reduced_numel_ += (model_.world_size() - 1) * bucket.counts[model_.rank()];
+  reduced_numel_ += (model_.group_of(bucket.unit).ranks.size() - 1) * mine_of(bucket).numel();
   bucket.work = board_->post(index, bucket.sent_buffer->data());
   sent_.push_back(index);
   // Without overlap backward waits for each, as long as the others send theirs.
@@ -550,7 +552,7 @@ void GradientReducer::reduce(Bucket& bucket, std::span<const void* const> slices
 }
 
 Range GradientReducer::mine_of(const Bucket& bucket) const {
-  return layout::intersect(bucket.range, model_.units[bucket.unit].shard(model_.rank()));
+  return layout::intersect(bucket.range, model_.shard_of(bucket.unit));
 }
 
 double* GradientReducer::block_sumsq_at(const Bucket& bucket, std::int64_t begin) {
@@ -663,7 +665,7 @@ const MicroBatchAgreement& GradientReducer::flush(std::string_view label, MicroB
   if (routed_) facts.flags |= MicroBatchAgreement::kRouted;
   if (!window_is_empty_) facts.flags |= MicroBatchAgreement::kWindowStarted;
   if (rows_ && rows_->active()) facts.flags |= MicroBatchAgreement::kRows;
-  agreement_.reach(model_.group, label, facts, used_);
+  agreement_.reach(model_.data_ranks, label, facts, used_);
   agreed_routed_ = agreed_routed_ || (agreement_.facts().flags & MicroBatchAgreement::kRouted);
   if (agreed_routed_) routed_ = true;
   for (std::size_t p = 0; p < used_.size(); ++p) {
@@ -691,7 +693,7 @@ void GradientReducer::even_out(std::int64_t most_rounds) {
   if (most_rounds > 1) {
     for (int b = 0; b < schedule_.size(); ++b) wanted.push_back(schedule_.rounds_wanted(b));
     if (model_.world_size() > 1) {
-      model_.group
+      model_.data_ranks
           .all_reduce(wanted.data(), static_cast<std::int64_t>(wanted.size()), DType::kInt64, ReduceOp::kMax,
                       {.label = "rounds of buckets"})
           .wait();

@@ -42,10 +42,11 @@ void GradientReducer::replicate() {
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     const Unit& unit = model_.units[u];
     if (!unit.trainable) continue;
-    const Range mine = unit.shard(model_.rank());
+    const Range mine = model_.shard_of(static_cast<int>(u));
     auto* const whole = static_cast<char*>(accumulator(static_cast<int>(u)));
     const std::int64_t nbytes = mine.begin * static_cast<std::int64_t>(element_nbytes(model_.sum_dtype));
-    model_.transport
+    model_.group_of(static_cast<int>(u))
+        .transport
         ->all_gather(whole + nbytes, whole, unit_counts_[u], model_.sum_dtype,
                      {.label = unit.name, .input_stable_until_barrier = true})
         .wait();
@@ -82,7 +83,7 @@ void GradientReducer::scale_sums(double factor) {
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     if (!model_.units[u].trainable) continue;
     const int unit = static_cast<int>(u);
-    visit_sums(unit, model_.units[u].shard(model_.rank()), GradientSums::Access::kUpdate,
+    visit_sums(unit, model_.shard_of(unit), GradientSums::Access::kUpdate,
                [&](Range piece, Sums sums) { model_.view(sums.data, sums.dtype, piece.numel()).mul_(factor); });
   }
   refresh_sumsq();

@@ -118,7 +118,8 @@ offload::StoreColumn column_of(DType dtype) {
 offload::DiskOptions disk_options(const ShardedModel& model, offload::DiskOptions disk) {
   const layout::ColumnShape shape{column_of(model.sum_dtype).block_nbytes, 1};
   std::int64_t largest = 0;
-  for (const Unit& unit : model.units) largest = std::max(largest, unit.shard(model.rank()).numel());
+  for (std::size_t u = 0; u < model.units.size(); ++u)
+    largest = std::max(largest, model.shard_of(static_cast<int>(u)).numel());
   disk.cuts = layout::slot_cuts({&shape, 1}, disk.cuts.slot_numel, largest);
   return disk;
 }

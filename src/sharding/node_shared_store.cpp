@@ -24,7 +24,7 @@ class NodeSharedStore final : public ParameterStore {
       mine += model.total([&](const Unit& unit) { return unit.shard(rank); });
     }
     memory_ = storage::FlatBuffer::make_node_shared(ledger, MemoryKind::kParameters, model.param_dtype, total, mine,
-                                                    model.hosts ? model.hosts->node : model.group, "parameters");
+                                                    model.hosts ? model.hosts->node : model.data_ranks, "parameters");
     if (model.hosts) find_slices();
   }
 
@@ -32,7 +32,7 @@ class NodeSharedStore final : public ParameterStore {
     for (Work& work : under_way_) wait_or_fail(work, memory_, process_);  // copy_between_hosts has thrown
   }
 
-  Range writable_range(int index) const override { return unit(index).shard(model_.rank()); }
+  Range writable_range(int index) const override { return model_.shard_of(index); }
   void visit(int index, Range range, Access, Lease lease) override {
     if (!range.empty()) lease(range, in_memory(index, range));
   }
@@ -49,24 +49,24 @@ class NodeSharedStore final : public ParameterStore {
   void publish(bool frozen_too) override {
     Stopwatch watch(timeline_, &StepBreakdown::publish);
     if (model_.hosts) copy_between_hosts(frozen_too);
-    model_.group.barrier({.label = "publish parameters"}).wait();
+    model_.data_ranks.barrier({.label = "publish parameters"}).wait();
   }
 
   void pin(std::span<const int>) override {
     // Nobody may still be writing when the pinned memory is read.
-    model_.group.barrier({.label = "gather parameters"}).wait();
+    model_.data_ranks.barrier({.label = "gather parameters"}).wait();
   }
   void unpin(std::span<const int>) override {}
   at::Tensor pinned_view(int index) override { return memory_.view(offsets_[index], unit(index).numel); }
   void broadcast(std::span<const int> parameters, int root) override {
     // root wrote into the one copy that its node has.
     if (model_.hosts) send_to_hosts(parameters, root);
-    model_.group.barrier({.label = "broadcast parameters"}).wait();
+    model_.data_ranks.barrier({.label = "broadcast parameters"}).wait();
   }
 
   void begin_modifying() override {
     if (!scope_ends_ && model_.world_size() > 1)
-      scope_ends_.emplace(model_.hosts ? model_.hosts->node : model_.group, model_.rank());
+      scope_ends_.emplace(model_.hosts ? model_.hosts->node : model_.data_ranks, model_.rank());
   }
   void end_modifying(int modifier, bool failed) override {
     if (scope_ends_) scope_ends_->end(modifier, failed);

@@ -81,7 +81,7 @@ std::vector<int> ParameterWrites::written_by_any() {
   std::vector<std::int64_t> flags(model_.parameters.size(), 0);
   for (const auto& [p, copy] : copies_) flags[p] = !to_be_dropped_.contains(p);
   if (model_.world_size() > 1) {
-    model_.group
+    model_.data_ranks
         .all_reduce(flags.data(), static_cast<std::int64_t>(flags.size()), DType::kInt64, ReduceOp::kMax,
                     {.label = "written parameters"})
         .wait();
@@ -98,13 +98,15 @@ void ParameterWrites::merge(int p, const at::Tensor& current) const {
   const auto found = copies_.find(p);
   const at::Tensor mine =
       found == copies_.end() ? current.clone() : found->second.view(0, current.numel()).to(current.device());
-  if (model_.world_size() == 1) {
+  const ShardGroup& group = model_.group_of(model_.parameters[p].unit);
+  const int ranks = group.ranks.size();
+  if (ranks == 1) {
     current.copy_(mine);
     return;
   }
-  const std::vector<std::int64_t> counts(static_cast<std::size_t>(model_.world_size()), current.numel());
-  const at::Tensor all = at::empty({model_.world_size(), current.numel()}, current.options());
-  model_.transport
+  const std::vector<std::int64_t> counts(static_cast<std::size_t>(ranks), current.numel());
+  const at::Tensor all = at::empty({ranks, current.numel()}, current.options());
+  group.transport
       ->all_gather(mine.const_data_ptr(), all.mutable_data_ptr(), counts, model_.param_dtype,
                    {.label = model_.parameters[p].name})
       .wait();
@@ -112,13 +114,13 @@ void ParameterWrites::merge(int p, const at::Tensor& current) const {
     return tensor.view(tensor.element_size() == 2 ? at::kShort : at::kInt);
   };
   const at::Tensor before = current.clone();
-  for (int rank = 0; rank < model_.world_size(); ++rank) {
+  for (int rank = 0; rank < ranks; ++rank) {
     const at::Tensor theirs = all.select(0, rank);
     const at::Tensor changed = bits(theirs).ne(bits(before));
     const at::Tensor conflict =
         changed.logical_and(bits(current).ne(bits(before))).logical_and(bits(current).ne(bits(theirs)));
     if (conflict.any().item<bool>()) {
-      model_.group.barrier({.label = "conflicting writes"}).wait();  // so that all ranks know as much
+      model_.data_ranks.barrier({.label = "conflicting writes"}).wait();  // so that all ranks know as much
       throw ModelError(
           fmt::format("rank {} and a rank before it have written different values into parameter '{}' since "
                       "the last step; a "
@@ -148,7 +150,7 @@ void ParameterWrites::commit(ParameterStore& store, ShardedOptimizer& optimizer)
       replicated_hash_ = XXH3_64bits_withSeed(merged.cpu().const_data_ptr(), merged.nbytes(), seed);
     }
     // Everybody has read it; rank 0 writes for all.
-    model_.group.barrier({.label = parameter.name}).wait();
+    model_.data_ranks.barrier({.label = parameter.name}).wait();
     if (model_.rank() == 0) whole.copy_(merged);
     store.broadcast({&p, 1}, 0);
     optimizer.refresh(unit, parameter.range, before);

@@ -88,7 +88,7 @@ RowGradients::Agreement RowGradients::agree(
   if (ranks > 1) {
     all.resize(mine.size() * ranks);
     const std::vector<std::int64_t> counts(ranks, static_cast<std::int64_t>(mine.size()));
-    model_.group.all_gather(mine.data(), all.data(), counts, DType::kInt64, {.label = "numbers of gradient rows"})
+    model_.data_ranks.all_gather(mine.data(), all.data(), counts, DType::kInt64, {.label = "numbers of gradient rows"})
         .wait();
   }
   Agreement agreement;
@@ -138,11 +138,13 @@ void RowGradients::exchange(const std::function<void(int parameter, std::span<co
       const std::string label = "gradient rows of " + parameter.name;
       const at::Tensor all_rows = at::empty({total}, at::kLong);
       const at::Tensor all_values = at::empty({total, columns}, values.options());
-      model_.transport
+      model_.group_of(parameter.unit)
+          .transport
           ->all_gather(rows.const_data_ptr(), all_rows.mutable_data_ptr(), agreed.rows_of_rank, DType::kInt64,
                        {.label = label})
           .wait();
-      model_.transport
+      model_.group_of(parameter.unit)
+          .transport
           ->all_gather(values.const_data_ptr(), all_values.mutable_data_ptr(), numel, model_.gradient_dtype,
                        {.label = label})
           .wait();

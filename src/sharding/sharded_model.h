@@ -46,10 +46,12 @@ struct Unit {
   std::string name;
   bool trainable = true;
   bool replicated = false;  ///< the same on all model-parallel ranks
+  int group = 0;            ///< in ShardedModel::shard_groups
   std::int64_t numel = 0;
   std::vector<int> parameters;     ///< indices into ShardedModel::parameters
-  std::vector<std::int64_t> cuts;  ///< [N+1], see layout::shard_cuts
+  std::vector<std::int64_t> cuts;  ///< [N+1] for the N ranks of its group, see layout::shard_cuts
 
+  /// Of a rank of its group.
   Range shard(int rank) const { return {cuts[rank], cuts[rank + 1]}; }
   Range whole() const { return {0, numel}; }
 };
@@ -60,6 +62,12 @@ struct Hosts {
   Group node;                     ///< the ranks of this host
   Group across;                   ///< one rank of each host
   std::vector<int> across_ranks;  ///< ranks of `across` in the whole group
+};
+
+/// Ranks that units are sharded over, in the order of their shards, and what moves these between them.
+struct ShardGroup {
+  Group ranks;
+  std::shared_ptr<comm::ShardTransport> transport;
 };
 
 /// The model, as all classes of this directory share it. Built once by the engine; outlives them.
@@ -76,16 +84,22 @@ struct ShardedModel {
   /// Where the module reads whole parameters and its gradients arise: `device`, or an accelerator while `device` is the
   /// CPU. Then what the module needs is copied there, and its gradients come back (sharding/device_units.h).
   c10::Device module_device{c10::kCPU};
-  Group group;                                      ///< control messages between ranks: flags, norms, sizes
-  std::shared_ptr<comm::ShardTransport> transport;  ///< moves shards between the ranks
-  std::optional<Hosts> hosts;                       ///< node-shared store over several hosts only
+  Group data_ranks;  ///< who trains this model on other data: control messages (flags, norms, sizes)
+  std::vector<ShardGroup> shard_groups;  ///< by Unit::group; the first is over data_ranks
+  std::optional<Hosts> hosts;            ///< of data_ranks: node-shared store over several hosts only
 
   /// [numel] elements at `data`, memory of `device`, which it does not own.
   at::Tensor view(const void* data, DType dtype, std::int64_t numel) const;
   bool module_is_elsewhere() const { return module_device != device; }
 
-  int rank() const { return group.rank(); }
-  int world_size() const { return group.size(); }
+  /// In data_ranks.
+  int rank() const { return data_ranks.rank(); }
+  int world_size() const { return data_ranks.size(); }
+  const ShardGroup& group_of(int unit) const { return shard_groups[units[unit].group]; }
+  /// This rank's shard.
+  Range shard_of(int unit) const { return units[unit].shard(group_of(unit).ranks.rank()); }
+  /// The shards of units of a group of one are whole.
+  bool is_sharded(int unit) const { return group_of(unit).ranks.size() > 1; }
   std::int64_t padded_numel() const {
     std::int64_t sum = 0;
     for (const auto& unit : units) sum += unit.numel;

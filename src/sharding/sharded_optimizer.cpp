@@ -286,7 +286,7 @@ ShardedOptimizer::Masters ShardedOptimizer::choose_masters() const {
 
 Range ShardedOptimizer::update_range(int unit) const {
   const Unit& the_unit = model_.units[unit];
-  return model_.sharding.optimizer_states ? the_unit.shard(model_.rank()) : the_unit.whole();
+  return model_.sharding.optimizer_states ? model_.shard_of(unit) : the_unit.whole();
 }
 
 template <class Run>
@@ -372,7 +372,8 @@ void ShardedOptimizer::load_range(int unit, Range range, const at::Tensor& value
 void ShardedOptimizer::update(GradientReducer& reducer, const std::vector<double>& lr, double gradient_scale) {
   note_rates(lr, gradient_scale);
   // Replicated sums are overwritten in the first pass: nobody may still be reading this rank's part.
-  if (whole_ && !model_.sharding.optimizer_states) Group(model_.group).barrier({.label = "replicated sums"}).wait();
+  if (whole_ && !model_.sharding.optimizer_states)
+    Group(model_.data_ranks).barrier({.label = "replicated sums"}).wait();
   note_all_units();
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     const int unit = static_cast<int>(u);

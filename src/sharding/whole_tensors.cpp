@@ -28,7 +28,7 @@ WholeTensors::WholeTensors(const ShardedModel& model, storage::Ledger& ledger, s
     parcels.push_back({fmt::format("tensors of round {}", k), plan_.rounds[k].to_owner});
     parcels.push_back({fmt::format("results of round {}", k), plan_.rounds[k].from_owner});
   }
-  board_ = model.transport->make_exchange_board(
+  board_ = model.shard_groups.front().transport->make_exchange_board(
       "whole tensors", std::move(parcels), DType::kFloat32,
       [this](int parcel, std::span<const void* const> slices) { take(parcel, slices); });
 }
@@ -43,7 +43,7 @@ std::vector<double> WholeTensors::sums_of_squares(std::span<const int> parameter
   if (parameters.empty()) return {};
   const at::NoGradGuard no_grad;
   constexpr std::int64_t kBlock = layout::kBlockNumel;
-  Group group = model_.group;
+  Group group = model_.data_ranks;
   const auto chunks = [&](int parameter, int rank) {
     const Parameter& of = model_.parameters[parameter];
     const Range mine = layout::intersect(of.range, model_.units[of.unit].shard(rank));
@@ -61,7 +61,7 @@ std::vector<double> WholeTensors::sums_of_squares(std::span<const int> parameter
   std::int64_t done = 0;
   for (const int p : parameters) {
     const Parameter& parameter = model_.parameters[p];
-    Range rest = layout::intersect(parameter.range, model_.units[parameter.unit].shard(model_.rank()));
+    Range rest = layout::intersect(parameter.range, model_.shard_of(parameter.unit));
     while (!rest.empty()) {
       // What does not begin with a block is summed alone, from a block's first place on.
       const std::int64_t until = rest.begin % kBlock ? (rest.begin / kBlock + 1) * kBlock : rest.begin + kPiece;
@@ -103,7 +103,9 @@ void WholeTensors::change_tensors(c10::function_ref<bool(int parameter)> is_acti
       if (plan_.owner[t] == model_.rank()) change(tensors_[t], as_tensor(tensors_[t], whole));
       const std::int64_t numel = range_of(tensor).numel();
       if (model_.world_size() == 1) continue;
-      model_.transport->broadcast(whole, numel, DType::kFloat32, plan_.owner[t], {.label = "whole tensors"}).wait();
+      model_.group_of(unit_of(tensor))
+          .transport->broadcast(whole, numel, DType::kFloat32, plan_.owner[t], {.label = "whole tensors"})
+          .wait();
       if (plan_.owner[t] != model_.rank()) received_numel_ += numel;
     }
     return;

@@ -5,6 +5,7 @@
 #include "comm/transport.h"
 #include "sharding/buffer_pool.h"
 #include "sharding/unit_gatherer.h"
+#include "sharding/unit_window.h"
 
 namespace zero::sharding {
 namespace {
@@ -22,7 +23,7 @@ class WindowGatherer final : public UnitGatherer {
                                          offload::Reach::kReadable);
     std::vector<offload::StorePart> parts;
     for (std::size_t u = 0; u < places_.size(); ++u) {
-      if (!resident[u]) parts.push_back({static_cast<int>(u), model.units[u].shard(model.rank())});
+      if (!resident[u]) parts.push_back({static_cast<int>(u), model.shard_of(static_cast<int>(u))});
     }
     shards_->add_units(parts);
     open_window(resident);
@@ -59,7 +60,7 @@ class WindowGatherer final : public UnitGatherer {
   void publish_gathered() override { window_->publish(); }
   bool one_sided() const override { return window_->one_sided(); }
   Moved moved(int unit) const override {
-    const std::int64_t own = model_.units[unit].shard(model_.rank()).numel();
+    const std::int64_t own = model_.shard_of(unit).numel();
     return {model_.units[unit].numel - own, own};
   }
 
@@ -75,13 +76,12 @@ class WindowGatherer final : public UnitGatherer {
     std::vector<const void*> mine;
     for (std::size_t u = 0; u < places_.size(); ++u) {
       const Unit& unit = model_.units[u];
-      const Range shard = resident[u] ? Range{} : unit.shard(model_.rank());
+      const Range shard = resident[u] ? Range{} : model_.shard_of(static_cast<int>(u));
       parcels.push_back(
           {"parameters of " + unit.name, layout::shard_counts(unit.cuts, resident[u] ? Range{} : unit.whole())});
       mine.push_back(shard.empty() ? nullptr : shards_->in_memory(0, static_cast<int>(u), shard));
     }
-    window_ =
-        model_.transport->make_shard_window("parameters", std::move(parcels), model_.param_dtype, std::move(mine));
+    window_ = make_unit_window(model_, "parameters", std::move(parcels), std::move(mine));
   }
 
   ShardedModel& model_;

@@ -144,12 +144,43 @@ TEST_P(ParameterStores, EveryRankReadsWhatOwnersHavePublished) {
     expect_all(room, 0);
     for (const int generation : {1, 2, 3}) {
       room.store->quiesce();
-      room.model.group.barrier({.label = "all have read"}).wait();
+      room.model.data_ranks.barrier({.label = "all have read"}).wait();
       write(room, generation);
       room.store->publish(/*frozen_too=*/true);
       expect_all(room, generation);
     }
   });
+}
+
+/// As layers of experts are: pairs of ranks have other values of them.
+TEST(CopyingStores, UnitsOfASmallerGroupAreOfItsRanks) {
+  for (const bool resident : {false, true}) {
+    SCOPED_TRACE(resident ? "resident" : "gathered");
+    expect_all_ok(spawn(4, [&](Group group) {
+      Room room({}, group, comm::make_host_transport(group));
+      const int pair = group.rank() / 2;
+      room.shard_odd_units_over(group.split(pair));
+      room.store = make_copying_store(room.model, room.ledger, room.timeline, copying_options(room, resident));
+      const auto generation_of = [&](int unit, int step) { return 2 * step + (unit % 2 == 1 ? pair : 0); };
+      for (const int step : {0, 1, 2}) {
+        for (int unit = 0; unit < static_cast<int>(room.model.units.size()); ++unit) {
+          room.store->visit(unit, room.store->writable_range(unit), Access::kUpdate, [&](Range piece, void* low) {
+            view_of(room, low, piece.numel()).copy_(values_of(room, unit, piece, generation_of(unit, step)));
+          });
+        }
+        step == 0 ? room.start() : room.store->publish(/*frozen_too=*/true);
+        for (int unit = 0; unit < static_cast<int>(room.model.units.size()); ++unit) {
+          room.store->pin({&unit, 1});
+          EXPECT_TRUE(at::equal(room.store->pinned_view(unit),
+                                values_of(room, unit, room.model.units[unit].whole(), generation_of(unit, step))))
+              << "unit " << unit << ", step " << step;
+          room.store->unpin({&unit, 1});
+        }
+        room.store->quiesce();
+        room.model.data_ranks.barrier({.label = "all have read"}).wait();
+      }
+    }));
+  }
 }
 
 TEST_P(ParameterStores, LeasesCoverTheirRangeInOrder) {
@@ -180,7 +211,7 @@ TEST_P(ParameterStores, WritableRangesAreEveryElementOnce) {
       const Range mine = room.store->writable_range(static_cast<int>(u));
       std::int64_t sum = mine.numel();
       if (room.model.world_size() > 1)
-        room.model.group.all_reduce(&sum, 1, DType::kInt64, ReduceOp::kSum, {.label = "elements"}).wait();
+        room.model.data_ranks.all_reduce(&sum, 1, DType::kInt64, ReduceOp::kSum, {.label = "elements"}).wait();
       EXPECT_EQ(sum, room.model.units[u].numel);
     }
   });
@@ -201,7 +232,7 @@ TEST_P(ParameterStores, WhatIsInUseIsWhole) {
         for (auto* one : {&a, &b}) room.store->after_use(*one->handle);
       }
       room.store->quiesce();
-      room.model.group.barrier({.label = "all have read"}).wait();
+      room.model.data_ranks.barrier({.label = "all have read"}).wait();
       write(room, step + 1);
       room.store->publish(/*frozen_too=*/true);
     }
@@ -228,7 +259,7 @@ TEST_P(ParameterStores, WhatOneRankWritesIntoPinnedMemoryReachesAll) {
 TEST_P(ParameterStores, FrozenUnitsAreLeftOutWhereTheyMayBe) {
   everywhere(
       [](Room& room) {
-        room.model.group.barrier({.label = "all have read"}).wait();
+        room.model.data_ranks.barrier({.label = "all have read"}).wait();
         write(room, 1, /*frozen_too=*/false);
         room.store->publish(/*frozen_too=*/false);
         for (std::size_t u = 0; u < room.model.units.size(); ++u) {

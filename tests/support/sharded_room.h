@@ -27,9 +27,9 @@ struct Room {
   Room(const RoomShape& shape, Group group, std::shared_ptr<comm::ShardTransport> transport) {
     model.sharding = shape.sharding;
     model.param_dtype = shape.param_dtype;
-    model.group = group;
-    model.transport = std::move(transport);
-    model.home = storage::Home(model.device, model.transport);
+    model.data_ranks = group;
+    model.shard_groups = {{group, transport}};
+    model.home = storage::Home(model.device, std::move(transport));
     for (std::size_t u = 0; u < shape.units.size(); ++u) {
       sharding::Unit unit{.name = "unit" + std::to_string(u),
                           .trainable = u >= shape.frozen.size() || !shape.frozen[u]};
@@ -50,6 +50,15 @@ struct Room {
       unit.cuts = layout::shard_cuts(unit.numel, group.size(), static_cast<int>(u));
       model.units.push_back(std::move(unit));
     }
+  }
+
+  /// Units with odd numbers are sharded over `ranks` alone, as a layer of experts is. Before there is a store.
+  void shard_odd_units_over(Group ranks) {
+    for (std::size_t u = 1; u < model.units.size(); u += 2) {
+      model.units[u].group = 1;
+      model.units[u].cuts = layout::shard_cuts(model.units[u].numel, ranks.size(), static_cast<int>(u));
+    }
+    model.shard_groups.push_back({ranks, comm::make_host_transport(ranks)});
   }
 
   /// Takes the parameters over, as initialize() does. The store has its values.

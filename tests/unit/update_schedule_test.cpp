@@ -108,7 +108,7 @@ class Trainer {
     update_->settle();
     if (!update_->is_pending()) return;
     room_.store->quiesce();
-    room_.model.group.barrier({.label = "pending update"}).wait();
+    room_.model.data_ranks.barrier({.label = "pending update"}).wait();
     update_->finish();
     publish();
   }
