@@ -23,7 +23,7 @@
 #include "host/side_programs.h"
 #include "launch/launch.h"
 #include "plan/plan_command.h"
-#include "report/report_command.h"
+#include "runs/report_command.h"
 #include "runs/runs_command.h"
 #include "text/console.h"
 #include "text/help_text.h"

@@ -1,5 +1,5 @@
 // Runs as one page, drawn by a program in Python.
-#include "report/report_command.h"
+#include "runs/report_command.h"
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
