@@ -12,6 +12,17 @@
 #include "zero/errors.h"
 
 namespace zero::comm {
+namespace {
+
+std::string lines_of(const Blocker& blocker, std::span<const LongWait::Missing> missing) {
+  std::string text;
+  for (const LongWait::Missing& one : missing) {
+    text += fmt::format("\n  rank {} (pid {}) {}. {}", one.rank, one.pid, blocker.lack, one.position);
+  }
+  return text;
+}
+
+}  // namespace
 
 LongWait LongWait::from_environment() {
   double seconds = 30;
@@ -37,17 +48,21 @@ bool LongWait::is_due(std::int64_t waited_ns) {
 }
 
 void LongWait::tell(int rank, const Blocker& blocker, std::int64_t waited_ns, std::span<const Missing> missing) {
-  std::string text;
-  for (const Missing& one : missing) {
-    text += fmt::format("\n  rank {} (pid {}) {}. {}", one.rank, one.pid, blocker.lack, one.position);
-  }
   base::log_warning(
       "rank {} has waited {:.0f} s in {}.{}\n  It may wait elsewhere: in a collective of torch.distributed or MPI, or "
       "for data. Under Python its stack follows.",
-      rank, to_seconds(waited_ns), blocker.what, text);
+      rank, to_seconds(waited_ns), blocker.what, lines_of(blocker, missing));
   for (const Missing& one : missing) {
     if (one.on_this_host && one.pid > 0) ::kill(one.pid, SIGURG);
   }
+}
+
+std::string LongWait::timeout(int rank, const Blocker& blocker, std::int64_t waited_ns,
+                              std::span<const Missing> missing) {
+  return fmt::format(
+      "timeout: rank {} waited {:.1f} s in {}.{}\n  If the ranks are only slow, raise the timeout "
+      "(ZERO_TIMEOUT_S, Group::set_timeout).",
+      rank, to_seconds(waited_ns), blocker.what, lines_of(blocker, missing));
 }
 
 int speaker_of(std::span<const int> missing, int size) {

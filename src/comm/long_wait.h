@@ -33,6 +33,9 @@ class LongWait {
   /// Logs whom `rank` waits for. A missing rank of this host is sent SIGURG, which processes ignore by default; the
   /// Python package prints its stack on it.
   static void tell(int rank, const Blocker& blocker, std::int64_t waited_ns, std::span<const Missing> missing);
+  /// What the group fails with when the wait has lasted its time-out.
+  static std::string timeout(int rank, const Blocker& blocker, std::int64_t waited_ns,
+                             std::span<const Missing> missing);
 
  private:
   std::int64_t notice_ns_ = 0;

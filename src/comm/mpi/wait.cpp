@@ -85,22 +85,16 @@ void MpiBackend::check_peers(const std::function<Blocker()>& blocker_now, std::i
     fail_group(fmt::format("rank {} (pid {}) {} while rank {} waited for it in {}. {}", peer, pid_of(peer), problem,
                            rank(), blocker.what, position_of(peer)));
   }
-  if (!late && speaker_of(blocker.ranks, size()) == rank() && long_wait_.is_due(now_ns - since_ns)) {
-    std::vector<LongWait::Missing> missing;
+  const auto missing = [&] {
+    std::vector<LongWait::Missing> all;
     for (const int peer : blocker.ranks) {
-      missing.push_back({peer, pid_of(peer), peers_[static_cast<std::size_t>(peer)].on_this_host, position_of(peer)});
+      all.push_back({peer, pid_of(peer), peers_[static_cast<std::size_t>(peer)].on_this_host, position_of(peer)});
     }
-    LongWait::tell(rank(), blocker, now_ns - since_ns, missing);
-  }
-  if (!late) return;
-  std::string late_ranks;
-  for (const int peer : blocker.ranks) {
-    late_ranks += fmt::format("\n  rank {} (pid {}) {}. {}", peer, pid_of(peer), blocker.lack, position_of(peer));
-  }
-  fail_group(
-      fmt::format("timeout: rank {} waited {:.1f} s in {}.{}\n  If the ranks are only slow, raise the timeout "
-                  "(ZERO_TIMEOUT_S, Group::set_timeout).",
-                  rank(), to_seconds(now_ns - since_ns), blocker.what, late_ranks));
+    return all;
+  };
+  if (!late && speaker_of(blocker.ranks, size()) == rank() && long_wait_.is_due(now_ns - since_ns))
+    LongWait::tell(rank(), blocker, now_ns - since_ns, missing());
+  if (late) fail_group(LongWait::timeout(rank(), blocker, now_ns - since_ns, missing()));
 }
 
 std::string MpiBackend::problem_of(int peer, std::int64_t now_ns) {

@@ -160,20 +160,14 @@ void ShmBackend::check_peers(const std::function<Blocker()>& blocker_now, std::i
                            rank(), blocker.what, position_of(peer)));
   }
   const std::int64_t waited_ns = now_ns - since_ns - paused_ns_;
-  if (!late && speaker_of(blocker.ranks, size()) == rank() && long_wait_.is_due(waited_ns)) {
-    std::vector<LongWait::Missing> missing;
-    for (const int peer : blocker.ranks) missing.push_back({peer, pid_of(peer), true, position_of(peer)});
-    LongWait::tell(rank(), blocker, waited_ns, missing);
-  }
-  if (!late) return;
-  std::string late_ranks;
-  for (const int peer : blocker.ranks) {
-    late_ranks += fmt::format("\n  rank {} (pid {}) {}. {}", peer, pid_of(peer), blocker.lack, position_of(peer));
-  }
-  fail_group(
-      fmt::format("timeout: rank {} waited {:.1f} s in {}.{}\n  If the ranks are only slow, raise the timeout "
-                  "(ZERO_TIMEOUT_S, Group::set_timeout).",
-                  rank(), to_seconds(now_ns - since_ns), blocker.what, late_ranks));
+  const auto missing = [&] {
+    std::vector<LongWait::Missing> all;
+    for (const int peer : blocker.ranks) all.push_back({peer, pid_of(peer), true, position_of(peer)});
+    return all;
+  };
+  if (!late && speaker_of(blocker.ranks, size()) == rank() && long_wait_.is_due(waited_ns))
+    LongWait::tell(rank(), blocker, waited_ns, missing());
+  if (late) fail_group(LongWait::timeout(rank(), blocker, now_ns - since_ns, missing()));
 }
 
 std::string ShmBackend::problem_of(int peer, std::int64_t now_ns, bool look_at_process) {
