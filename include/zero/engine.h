@@ -49,17 +49,9 @@ struct ParameterGroup {
   std::optional<double> lr = {}, weight_decay = {}, eps = {};
   std::optional<std::pair<double, double>> betas = {};
   // bias_correction, momentum, ...: the rows of zero/optimizers.h that are in groups.
-#define ZERO_FIELD_OF_BETAS(type, name)
-#define ZERO_FIELD_OF_COMMON(type, name)
-#define ZERO_FIELD_OF_SHARED(type, name)
-#define ZERO_FIELD_OF_GROUP(type, name) std::optional<type> name = {};
-#define ZERO_FIELD(where, type, name, value, range, meaning) ZERO_FIELD_OF_##where(type, name)
+#define ZERO_FIELD(where, type, name, value, range, meaning) ZERO_IF_GROUP(where, std::optional<type> name = {};)
   ZERO_HYPER_PARAMETERS(ZERO_FIELD)
 #undef ZERO_FIELD
-#undef ZERO_FIELD_OF_BETAS
-#undef ZERO_FIELD_OF_COMMON
-#undef ZERO_FIELD_OF_SHARED
-#undef ZERO_FIELD_OF_GROUP
   /// Muon: whether it orthogonalises these parameters; not given: decided by names and dimensions, see
   /// docs/optimizers.md. With Muon every group becomes two: 2g holds the orthogonalised parameters, 2g + 1 the others.
   std::optional<bool> use_muon = {};

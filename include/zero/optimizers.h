@@ -61,6 +61,14 @@ constexpr HyperParameterRange from_to_below(double minimum, double maximum) { re
     "AdEMAMix: steps in which beta3 grows from the first beta; 0: none")
 // clang-format on
 
+/// The text of rows that a parameter group gives by their own name, for the X of ZERO_HYPER_PARAMETERS; nothing for
+/// others.
+#define ZERO_IF_GROUP(where, ...) ZERO_IF_GROUP_##where(__VA_ARGS__)
+#define ZERO_IF_GROUP_BETAS(...)
+#define ZERO_IF_GROUP_COMMON(...)
+#define ZERO_IF_GROUP_SHARED(...)
+#define ZERO_IF_GROUP_GROUP(...) __VA_ARGS__
+
 enum class HyperParameterType : std::uint8_t { kBool, kCount, kNumber };
 
 struct HyperParameterInfo {

@@ -72,17 +72,9 @@ zero::ParameterGroup group_of(const py::dict& from) {
     group.betas = {betas[0], betas[1]};
     if (betas.size() == 3) group.beta3 = betas[2];
   }
-#define ZERO_TAKE_OF_BETAS(name)
-#define ZERO_TAKE_OF_COMMON(name)
-#define ZERO_TAKE_OF_SHARED(name)
-#define ZERO_TAKE_OF_GROUP(name) take(from, #name, group.name);
-#define ZERO_TAKE(where, type, name, value, range, meaning) ZERO_TAKE_OF_##where(name)
+#define ZERO_TAKE(where, type, name, value, range, meaning) ZERO_IF_GROUP(where, take(from, #name, group.name);)
   ZERO_HYPER_PARAMETERS(ZERO_TAKE)
 #undef ZERO_TAKE
-#undef ZERO_TAKE_OF_BETAS
-#undef ZERO_TAKE_OF_COMMON
-#undef ZERO_TAKE_OF_SHARED
-#undef ZERO_TAKE_OF_GROUP
   take(from, "use_muon", group.use_muon);
   return group;
 }

@@ -96,17 +96,9 @@ void for_each_value(const ParameterGroup& group, optim::Hyper& hyper, Visit visi
   visit("lr", group.lr, hyper.lr);
   visit("weight_decay", group.weight_decay, hyper.weight_decay);
   visit("eps", group.eps, hyper.eps);
-#define ZERO_VISIT_OF_BETAS(name)
-#define ZERO_VISIT_OF_COMMON(name)
-#define ZERO_VISIT_OF_SHARED(name)
-#define ZERO_VISIT_OF_GROUP(name) visit(#name, group.name, hyper.name);
-#define ZERO_VISIT(where, type, name, value, range, meaning) ZERO_VISIT_OF_##where(name)
+#define ZERO_VISIT(where, type, name, value, range, meaning) ZERO_IF_GROUP(where, visit(#name, group.name, hyper.name);)
   ZERO_HYPER_PARAMETERS(ZERO_VISIT)
 #undef ZERO_VISIT
-#undef ZERO_VISIT_OF_BETAS
-#undef ZERO_VISIT_OF_COMMON
-#undef ZERO_VISIT_OF_SHARED
-#undef ZERO_VISIT_OF_GROUP
 }
 
 bool gives_values(const ParameterGroup& group) {

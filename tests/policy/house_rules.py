@@ -281,7 +281,8 @@ def check_one_place_for_stages():
 def check_mutants_follow_the_code():
     path = ROOT / "tests" / "mutants" / "mutants.json"
     for mutant in json.loads(path.read_text()):
-        count = (ROOT / mutant["file"]).read_text().count(mutant["old"])
+        file = ROOT / mutant["file"]
+        count = file.read_text().count(mutant["old"]) if file.exists() else 0
         if count != 1:
             problem(path, 1, f"what {mutant['name']} replaces occurs {count} times in {mutant['file']}")
 
