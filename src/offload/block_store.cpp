@@ -1,7 +1,5 @@
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
 #include <cstring>
 #include <map>
 
@@ -36,13 +34,12 @@ class BlockStore final : public ShardStore {
   }
 
   void for_each(int unit, Range range, std::int64_t most_numel, Access, std::uint32_t wanted, Visit visit) override {
-    std::array<void*, kMostColumns> memory{};
-    for (std::int64_t begin = range.begin; begin < range.end; begin += most_numel) {
-      const Range piece{begin, std::min(range.end, begin + most_numel)};
-      for (std::size_t c = 0; c < columns_.size(); ++c)
-        memory[c] = (wanted >> c & 1u) != 0 ? held(c, unit, piece) : nullptr;
-      visit(piece, {memory.data(), columns_.size()});
-    }
+    visit_pieces(
+        range, most_numel, wanted,
+        [&](std::size_t c, std::int64_t element) {
+          return held(c, unit, {element, element});
+        },
+        visit);
   }
   void read(std::size_t column, int unit, Range range, void* out) const override {
     if (!range.empty()) std::memcpy(out, held(column, unit, range), nbytes(column, range));

@@ -72,13 +72,9 @@ class FileStore final : public DiskStore {
       const Columns columns = wanted & slot.columns;
       const Buffer* const buffer = columns == 0 ? nullptr : &go_to(index, columns, access == Access::kUpdate);
       const Range here = layout::intersect(range, slot.range);
-      std::array<void*, kMostColumns> memory{};
-      for (std::int64_t begin = here.begin; begin < here.end; begin += most_numel) {
-        const Range piece{begin, std::min(here.end, begin + most_numel)};
-        for (std::size_t c = 0; c < columns_.size(); ++c)
-          memory[c] = has(columns, c) ? address(*buffer, slot, c, piece.begin) : nullptr;
-        visit(piece, {memory.data(), columns_.size()});
-      }
+      visit_pieces(
+          here, most_numel, columns,
+          [&](std::size_t c, std::int64_t element) { return address(*buffer, slot, c, element); }, visit);
     }
   }
 

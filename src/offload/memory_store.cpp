@@ -1,9 +1,8 @@
-#include <ATen/ops/from_blob.h>
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 #include "base/check.h"
+#include "device/tensor_view.h"
 #include "offload/shard_store.h"
 
 namespace zero::offload {
@@ -33,15 +32,10 @@ class MemoryStore final : public ShardStore {
   }
 
   void for_each(int unit, Range range, std::int64_t most_numel, Access, std::uint32_t wanted, Visit visit) override {
-    std::array<void*, kMostColumns> memory{};
     for (const Place& place : places_.at(static_cast<std::size_t>(unit))) {
-      const Range in_place = layout::intersect(range, place.part.range);
-      for (std::int64_t begin = in_place.begin; begin < in_place.end; begin += most_numel) {
-        const Range piece{begin, std::min(in_place.end, begin + most_numel)};
-        for (std::size_t c = 0; c < columns_.size(); ++c)
-          memory[c] = (wanted >> c & 1u) != 0 ? address(c, place, piece.begin) : nullptr;
-        visit(piece, {memory.data(), columns_.size()});
-      }
+      visit_pieces(
+          layout::intersect(range, place.part.range), most_numel, wanted,
+          [&](std::size_t c, std::int64_t element) { return address(c, place, element); }, visit);
     }
   }
 
@@ -49,8 +43,7 @@ class MemoryStore final : public ShardStore {
     if (!range.empty()) view(column, out, range).copy_(view(column, in_memory(column, unit, range), range));
   }
   void write(std::size_t column, int unit, Range range, const void* in) override {
-    if (!range.empty())
-      view(column, in_memory(column, unit, range), range).copy_(view(column, const_cast<void*>(in), range));
+    if (!range.empty()) view(column, in_memory(column, unit, range), range).copy_(view(column, in, range));
   }
 
   void* in_memory(std::size_t column, int unit, Range range) const override {
@@ -92,9 +85,8 @@ class MemoryStore final : public ShardStore {
                                                 columns_[column].nbytes(element - place.part.range.begin));
   }
 
-  at::Tensor view(std::size_t column, void* data, Range range) const {
-    return at::from_blob(data, {columns_[column].nbytes(range.numel())},
-                         at::TensorOptions().dtype(at::kByte).device(home_.device()));
+  at::Tensor view(std::size_t column, const void* data, Range range) const {
+    return device::view_of(data, DType::kByte, columns_[column].nbytes(range.numel()), home_.device());
   }
 
   storage::Home home_;

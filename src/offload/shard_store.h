@@ -13,6 +13,8 @@
 // add_units() gave it; they begin and end at boundaries of the blocks that the columns consist of.
 #include <c10/util/FunctionRef.h>
 
+#include <algorithm>
+#include <array>
 #include <memory>
 #include <optional>
 #include <span>
@@ -102,6 +104,19 @@ class ShardStore {
 
  protected:
   explicit ShardStore(std::vector<StoreColumn> columns) : columns_(std::move(columns)) {}
+
+  /// for_each() of a range whose columns each lie in one piece: `address_of(c, element)` is where column c has it.
+  template <class AddressOf>
+  void visit_pieces(layout::Range range, std::int64_t most_numel, std::uint32_t wanted, AddressOf address_of,
+                    Visit visit) const {
+    std::array<void*, kMostColumns> memory{};
+    for (std::int64_t begin = range.begin; begin < range.end; begin += most_numel) {
+      const layout::Range piece{begin, std::min(range.end, begin + most_numel)};
+      for (std::size_t c = 0; c < columns_.size(); ++c)
+        memory[c] = (wanted >> c & 1u) != 0 ? address_of(c, begin) : nullptr;
+      visit(piece, {memory.data(), columns_.size()});
+    }
+  }
 
   std::vector<StoreColumn> columns_;
 };

@@ -1,11 +1,9 @@
 #include "offload/shared_store.h"
 
-#include <ATen/ops/from_blob.h>
-
 #include <algorithm>
-#include <array>
 
 #include "base/check.h"
+#include "device/tensor_view.h"
 
 namespace zero::offload {
 namespace {
@@ -13,9 +11,9 @@ namespace {
 using layout::Range;
 
 /// What both have in common: a part is one piece of memory, and is there for as long as the store.
-class InPlaceStore : public SharedStore {
+class ReachedStore : public SharedStore {
  public:
-  InPlaceStore(int rank, StoreColumn column, UnitCuts cuts, c10::Device device)
+  ReachedStore(int rank, StoreColumn column, UnitCuts cuts, c10::Device device)
       : SharedStore({std::move(column)}), rank_(rank), cuts_(std::move(cuts)), device_(device) {}
 
   void add_units(std::span<const StorePart> parts) override {
@@ -25,18 +23,18 @@ class InPlaceStore : public SharedStore {
     }
   }
   void for_each(int unit, Range range, std::int64_t most_numel, Access, std::uint32_t wanted, Visit visit) override {
-    std::array<void*, 1> memory{};
-    for (std::int64_t begin = range.begin; begin < range.end; begin += most_numel) {
-      const Range piece{begin, std::min(range.end, begin + most_numel)};
-      memory[0] = (wanted & 1u) != 0 ? in_memory(0, unit, piece) : nullptr;
-      visit(piece, memory);
-    }
+    visit_pieces(
+        range, most_numel, wanted,
+        [&](std::size_t c, std::int64_t element) {
+          return in_memory(c, unit, {element, element});
+        },
+        visit);
   }
   void read(std::size_t column, int unit, Range range, void* out) const override {
     if (!range.empty()) view(out, range).copy_(view(in_memory(column, unit, range), range));
   }
   void write(std::size_t column, int unit, Range range, const void* in) override {
-    if (!range.empty()) view(in_memory(column, unit, range), range).copy_(view(const_cast<void*>(in), range));
+    if (!range.empty()) view(in_memory(column, unit, range), range).copy_(view(in, range));
   }
   void clear() override {
     for (std::size_t u = 0; u < cuts_.size(); ++u) {
@@ -51,8 +49,8 @@ class InPlaceStore : public SharedStore {
     return {cuts[static_cast<std::size_t>(rank)], cuts[static_cast<std::size_t>(rank) + 1]};
   }
   std::int64_t nbytes(std::int64_t numel) const { return columns_[0].nbytes(numel); }
-  at::Tensor view(void* data, Range range) const {
-    return at::from_blob(data, {nbytes(range.numel())}, at::TensorOptions().dtype(at::kByte).device(device_));
+  at::Tensor view(const void* data, Range range) const {
+    return device::view_of(data, DType::kByte, nbytes(range.numel()), device_);
   }
 
   const int rank_;
@@ -60,10 +58,10 @@ class InPlaceStore : public SharedStore {
   const c10::Device device_;
 };
 
-class MappedStore final : public InPlaceStore {
+class MappedStore final : public ReachedStore {
  public:
   MappedStore(Group& group, storage::Ledger& ledger, StoreColumn column, UnitCuts cuts, c10::Device copies_by)
-      : InPlaceStore(group.rank(), std::move(column), std::move(cuts), c10::kCPU) {
+      : ReachedStore(group.rank(), std::move(column), std::move(cuts), c10::kCPU) {
     std::int64_t total = 0, mine = 0;
     for (std::size_t u = 0; u < cuts_.size(); ++u) {
       offsets_.push_back(nbytes(total));
@@ -86,11 +84,11 @@ class MappedStore final : public InPlaceStore {
   storage::FlatBuffer memory_;
 };
 
-class PeerStore final : public InPlaceStore {
+class PeerStore final : public ReachedStore {
  public:
   PeerStore(Group& group, comm::ShardTransport& transport, const storage::Home& home, storage::Ledger& ledger,
             StoreColumn column, UnitCuts cuts)
-      : InPlaceStore(group.rank(), std::move(column), std::move(cuts), home.device()), offsets_(cuts_.size()) {
+      : ReachedStore(group.rank(), std::move(column), std::move(cuts), home.device()), offsets_(cuts_.size()) {
     const auto ranks = static_cast<std::size_t>(group.size());
     std::vector<std::int64_t> numel(ranks, 0);
     for (std::size_t u = 0; u < offsets_.size(); ++u) {

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "config/exclusions.h"
+#include "config/features.h"
 #include "layout/bucket_schedule.h"
 #include "layout/module_tree.h"
 #include "setup/optimizer.h"
@@ -24,12 +25,12 @@ layout::UnitOptions unit_options(const Config& config, const layout::ModuleNode&
   return options;
 }
 
-using OffloadDevice = Config::ZeroOptimization::OffloadOptimizer::Device;
+using config::features::OffloadDevice;
 
+/// Of parameters in memory.
 bool use_node_shared(const Config& config, const LaidOut& laid, bool module_on_cpu) {
   using Store = Config::Zerotorch::Store;
   const auto wanted = config.zerotorch.store;
-  if (config.zero_optimization.offload_param.device == OffloadDevice::kNvme) return false;
   if (wanted != Store::kAuto) return wanted == Store::kNodeShared;
   return laid.hosts == 1 && module_on_cpu && laid.world_size > 1 && laid.sharding.parameters;
 }
@@ -96,15 +97,12 @@ void choose_rules(const std::vector<layout::ParameterInfo>& parameters, const Co
 }
 
 /// Where states of units are on the accelerator: units by turns, so that both sides have of every part of the model.
-std::vector<bool> split_states(const Config& config, const Ranks& ranks, const LaidOut& laid) {
-  const auto& offload = config.zero_optimization.offload_optimizer;
+std::vector<bool> split_states(double ratio, const LaidOut& laid) {
   std::vector<bool> on_device;
-  if (offload.ratio >= 1 || offload.device != OffloadDevice::kCpu || !ranks.on_cpu || ranks.module_on_cpu)
-    return on_device;
   double wanted = 0, placed = 0;
   for (const layout::Unit& unit : laid.units) {
     const auto numel = static_cast<double>(unit.numel);
-    wanted += (1 - offload.ratio) * numel;
+    wanted += (1 - ratio) * numel;
     const bool there = unit.numel > 0 && placed + numel / 2 <= wanted;
     placed += there ? numel : 0;
     on_device.push_back(there);
@@ -112,43 +110,39 @@ std::vector<bool> split_states(const Config& config, const Ranks& ranks, const L
   return on_device;
 }
 
-/// A disk with `buffers` slots in memory, or memory.
-layout::Placement placement(bool on_disk, std::int64_t buffers, layout::Tier in_memory) {
-  return on_disk ? layout::Placement{.tier = layout::Tier::kDisk, .disk_buffers = buffers}
-                 : layout::Placement{.tier = in_memory};
-}
-
-layout::Placement place_parameters(const Config& config, const Ranks& ranks, const LaidOut& laid) {
+layout::Tier tier_of_parameters(const Config& config, const Ranks& ranks, const LaidOut& laid) {
   using layout::Tier;
-  const auto& offload = config.zero_optimization.offload_param;
-  if (offload.device == OffloadDevice::kNvme) return placement(true, offload.buffer_count, Tier::kDisk);
-  if (use_node_shared(config, laid, ranks.module_on_cpu)) return {.tier = Tier::kHostShared};
+  if (use_node_shared(config, laid, ranks.module_on_cpu)) return Tier::kHostShared;
   // Shards of the ranks of a host are once in its memory, and those on devices where all can read them.
   const bool all_reach_them = ranks.on_cpu ? ranks.hosts == 1 : ranks.reads_in_place;
   const bool are_shared = !ranks.module_on_cpu && (ranks.count > 1 || !stays_whole(config, ranks, laid)) &&
                           all_reach_them && laid.sharding.optimizer_states;
-  if (ranks.on_cpu) return {.tier = are_shared ? Tier::kHostShared : Tier::kHost};
-  return {.tier = are_shared ? Tier::kDeviceShared : Tier::kDevice};
+  if (ranks.on_cpu) return are_shared ? Tier::kHostShared : Tier::kHost;
+  return are_shared ? Tier::kDeviceShared : Tier::kDevice;
 }
 
-layout::Placements place(const Config& config, const Ranks& ranks, const LaidOut& laid) {
+layout::Placements place(const config::Setting& setting, const Ranks& ranks, const LaidOut& laid) {
   using layout::Tier;
+  namespace features = config::features;
+  const Config& config = setting.config;
   const auto& zero = config.zero_optimization;
-  const auto& gradients = config.zerotorch.offload_gradients;
-  const auto& activations = config.zerotorch.offload_activations;
   const Tier in_memory = ranks.on_cpu ? Tier::kHost : Tier::kDevice;
   const Tier of_module = ranks.module_on_cpu ? Tier::kHost : Tier::kDevice;
+  const auto in_memory_unless = [&](const config::Feature& on_disk, std::int64_t buffers, Tier tier) {
+    return on_disk.is_on(setting) ? layout::Placement{.tier = Tier::kDisk, .disk_buffers = buffers}
+                                  : layout::Placement{.tier = tier};
+  };
   layout::Placements place;
-  place.parameters = place_parameters(config, ranks, laid);
-  place.gradients = placement(gradients.device == Config::Zerotorch::OffloadGradients::Device::kNvme,
-                              gradients.buffer_count, in_memory);
-  place.states =
-      placement(zero.offload_optimizer.device == OffloadDevice::kNvme, zero.offload_optimizer.buffer_count, in_memory);
-  place.states.on_device = split_states(config, ranks, laid);
-  place.activations =
-      placement(activations.device == Config::Zerotorch::OffloadActivations::Device::kNvme, activations.buffer_count,
-                config.activations_in_host_memory() ? Tier::kHost : of_module);
-  place.units = use_node_shared(config, laid, ranks.module_on_cpu) ? Tier::kHostShared : of_module;
+  place.parameters = in_memory_unless(features::kParametersOnDisk, zero.offload_param.buffer_count,
+                                      tier_of_parameters(config, ranks, laid));
+  place.gradients =
+      in_memory_unless(features::kGradientsOnDisk, config.zerotorch.offload_gradients.buffer_count, in_memory);
+  place.states = in_memory_unless(features::kStatesOnDisk, zero.offload_optimizer.buffer_count, in_memory);
+  if (features::divides_states(setting)) place.states.on_device = split_states(zero.offload_optimizer.ratio, laid);
+  place.activations = in_memory_unless(features::kActivationsOnDisk, config.zerotorch.offload_activations.buffer_count,
+                                       config.activations_in_host_memory() ? Tier::kHost : of_module);
+  const bool reads_in_place = place.parameters.tier == Tier::kHostShared && ranks.module_on_cpu;
+  place.units = reads_in_place ? Tier::kHostShared : of_module;
   return place;
 }
 
@@ -229,8 +223,9 @@ bool wants_nccl(const Config& config, int hosts) {
 
 LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layout::ModuleNode& tree,
                 const Config& config, const Ranks& ranks) {
-  config::refuse_excluded(
-      {.config = config, .module_on_gpu = !ranks.module_on_cpu, .shards_on_gpu = !ranks.on_cpu, .hosts = ranks.hosts});
+  const config::Setting setting{
+      .config = config, .module_on_gpu = !ranks.module_on_cpu, .shards_on_gpu = !ranks.on_cpu, .hosts = ranks.hosts};
+  config::refuse_excluded(setting);
   const auto& zero = config.zero_optimization;
   LaidOut laid;
   laid.units = layout::make_units(tree, parameters, unit_options(config, tree));
@@ -246,7 +241,7 @@ LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layo
   laid.bucket_numel = layout::bucket_numel(zero.reduce_bucket_size, ranks.count, ranks.on_cpu);
   laid.prefetch_numel = laid.overlap ? zero.stage3_prefetch_bucket_size : 0;
   laid.sub_group_numel = layout::round_up(zero.sub_group_numel(), layout::kBlockNumel);
-  laid.place = place(config, ranks, laid);
+  laid.place = place(setting, ranks, laid);
   constexpr std::int64_t kMostUpdatedNumel = 4 << 20;
   if (std::ranges::find(laid.place.states.on_device, true) != laid.place.states.on_device.end())
     laid.device_update_numel = std::min(laid.sub_group_numel, kMostUpdatedNumel);

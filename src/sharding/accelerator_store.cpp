@@ -25,6 +25,12 @@ class AcceleratorStore : public CopyingStore {
     CopyingStore::quiesce();
     on_device_.finish();
   }
+  void collect(std::span<const int> parameters) override {
+    for (const int p : parameters) {
+      const auto& parameter = model_.parameters[p];
+      on_device_.download(parameter.unit, parameter.range, address(whole(parameter.unit), parameter.range.begin));
+    }
+  }
   std::shared_ptr<void> keep_alive(int index) override {
     return is_resident(index) ? on_device_.keep_alive(index) : nullptr;
   }
@@ -43,6 +49,9 @@ class AcceleratorStore : public CopyingStore {
 
   /// Begins to copy a part of a resident or gathered unit to the device.
   virtual void upload(int unit, Range range) = 0;
+  void upload_parameters(std::span<const int> parameters) {
+    for (const int p : parameters) upload(model_.parameters[p].unit, model_.parameters[p].range);
+  }
   /// True if a resident unit has come to the device since the last publication.
   virtual bool is_there(int unit) {
     (void)unit;
@@ -96,15 +105,9 @@ class UploadingStore final : public AcceleratorStore {
     upload(index, unit(index).whole());
     is_uploaded_[index] = 1;
   }
-  void collect(std::span<const int> parameters) override {
-    for (const int p : parameters) {
-      const auto& parameter = model_.parameters[p];
-      on_device_.download(parameter.unit, parameter.range, address(whole(parameter.unit), parameter.range.begin));
-    }
-  }
   void broadcast(std::span<const int> parameters, int root) override {
     CopyingStore::broadcast(parameters, root);
-    for (const int p : parameters) upload(model_.parameters[p].unit, model_.parameters[p].range);
+    upload_parameters(parameters);
   }
 
  protected:
@@ -129,62 +132,75 @@ class UploadingStore final : public AcceleratorStore {
   std::vector<std::uint8_t> is_uploaded_;  ///< by unit: since the last publish(), by updated()
 };
 
-/// From shards that all ranks of the host reach in place: on the host, once for all ranks, or in the memory of the
-/// owners' devices. Nothing is gathered before it is copied.
-class InPlaceStore final : public AcceleratorStore {
+offload::UnitCuts cuts_of(const ShardedModel& model) {
+  offload::UnitCuts cuts;
+  for (const Unit& unit : model.units) cuts.push_back(unit.cuts);
+  return cuts;
+}
+
+/// From shards that are on the host once for all ranks. Nothing is gathered before it is copied.
+class InPlaceStore : public AcceleratorStore {
  public:
   InPlaceStore(ShardedModel& model, storage::Ledger& ledger, Timeline& timeline, CopyingStoreOptions options)
-      : AcceleratorStore(model, ledger, timeline, std::move(options), /*has_residents=*/false) {
-    offload::StoreColumn column{"parameters", static_cast<std::int64_t>(element_nbytes(model.param_dtype)), 1,
-                                MemoryKind::kParameters};
-    offload::UnitCuts cuts;
-    for (const Unit& unit : model.units) cuts.push_back(unit.cuts);
-    shards_ = model.module_is_elsewhere()
-                  ? offload::make_mapped_store(model.data_ranks, ledger, std::move(column), std::move(cuts),
-                                               model.module_device)
-                  : offload::make_peer_store(model.data_ranks, *model.shard_groups.front().transport, model.home,
-                                             ledger, std::move(column), std::move(cuts));
-  }
+      : InPlaceStore(model, ledger, timeline, std::move(options),
+                     offload::make_mapped_store(model.data_ranks, ledger, parameter_column(model), cuts_of(model),
+                                                model.module_device)) {}
 
-  at::Tensor pinned_view(int index) override {
-    if (!model_.module_is_elsewhere()) on_device_.use(index);
-    return CopyingStore::pinned_view(index);
-  }
-  void collect(std::span<const int> parameters) override {
-    if (!model_.module_is_elsewhere()) return;  // pinned_view() is what the program wrote to
-    for (const int p : parameters) {
-      const auto& parameter = model_.parameters[p];
-      on_device_.download(parameter.unit, parameter.range, address(whole(parameter.unit), parameter.range.begin));
-    }
-  }
-  void broadcast(std::span<const int> parameters, int root) override {
-    if (!model_.module_is_elsewhere()) write_shards(parameters, root);
+  void broadcast(std::span<const int> parameters, int) override {
     model_.data_ranks.barrier({.label = "broadcast parameters"}).wait();
-    for (const int p : parameters) upload(model_.parameters[p].unit, model_.parameters[p].range);
+    upload_parameters(parameters);
   }
 
  protected:
+  InPlaceStore(ShardedModel& model, storage::Ledger& ledger, Timeline& timeline, CopyingStoreOptions options,
+               std::unique_ptr<offload::SharedStore> shards)
+      : AcceleratorStore(model, ledger, timeline, std::move(options), /*has_residents=*/false) {
+    shards_ = std::move(shards);
+  }
+
   bool is_scheduled() const override { return true; }
   offload::ShardStore& shards() override { return *shards_; }
-  void* whole(int index) override {
-    return model_.module_is_elsewhere() ? shards_->all_of(index) : on_device_.data(index);
-  }
+  void* whole(int index) override { return shards_->all_of(index); }
   void upload(int index, Range range) override {
     shards_->visit_all(index, range, [&](Range piece, void* low) { on_device_.upload(index, piece, low); });
   }
   void begin_gather(int index, std::string_view) override {
-    if (!model_.module_is_elsewhere()) {
-      const std::int64_t own = model_.shard_of(index).numel();
-      count_gather({unit(index).numel - own, own});
-    }
     on_device_.take(index);
     upload(index, unit(index).whole());
   }
   double finish_gather(int) override { return 0; }
   void end_gather(int index) override { on_device_.give_back(index, /*host_is_reused=*/false); }
-  void publish_shards(bool) override {
-    if (!model_.passes->in_host_memory()) device::finish_current_stream(model_.device);
-    model_.data_ranks.barrier({.label = "publish parameters"}).wait();
+  void publish_shards(bool) override { model_.data_ranks.barrier({.label = "publish parameters"}).wait(); }
+};
+
+/// From shards in the memory of their owners' devices, which all ranks of the host read.
+class PeerStore final : public InPlaceStore {
+ public:
+  PeerStore(ShardedModel& model, storage::Ledger& ledger, Timeline& timeline, CopyingStoreOptions options)
+      : InPlaceStore(model, ledger, timeline, std::move(options),
+                     offload::make_peer_store(model.data_ranks, *model.shard_groups.front().transport, model.home,
+                                              ledger, parameter_column(model), cuts_of(model))) {}
+
+  at::Tensor pinned_view(int index) override {
+    on_device_.use(index);
+    return CopyingStore::pinned_view(index);
+  }
+  void collect(std::span<const int>) override {}  // pinned_view() is what the program wrote to
+  void broadcast(std::span<const int> parameters, int root) override {
+    write_shards(parameters, root);
+    InPlaceStore::broadcast(parameters, root);
+  }
+
+ protected:
+  void* whole(int index) override { return on_device_.data(index); }
+  void begin_gather(int index, std::string_view for_what) override {
+    const std::int64_t own = model_.shard_of(index).numel();
+    count_gather({unit(index).numel - own, own});
+    InPlaceStore::begin_gather(index, for_what);
+  }
+  void publish_shards(bool frozen_too) override {
+    device::finish_current_stream(model_.device);
+    InPlaceStore::publish_shards(frozen_too);
   }
 
  private:
@@ -205,6 +221,7 @@ class InPlaceStore final : public AcceleratorStore {
 
 std::unique_ptr<ParameterStore> make_accelerator_store(ShardedModel& model, storage::Ledger& ledger, Timeline& timeline,
                                                        CopyingStoreOptions options) {
+  if (!model.module_is_elsewhere()) return std::make_unique<PeerStore>(model, ledger, timeline, std::move(options));
   if (options.shares_shards) return std::make_unique<InPlaceStore>(model, ledger, timeline, std::move(options));
   return std::make_unique<UploadingStore>(model, ledger, timeline, std::move(options));
 }

@@ -34,8 +34,7 @@ class DiskGatherer final : public UnitGatherer {
       : model_(model), folder_(disk.folder), units_(model.units.size()) {
     std::string problem;
     try {
-      mine_ = offload::make_disk_store(
-          disk, ledger, {{"parameter", static_cast<std::int64_t>(element_nbytes(model.param_dtype)), 1}});
+      mine_ = offload::make_disk_store(disk, ledger, {parameter_column(model)});
       std::vector<offload::StorePart> parts;
       for (std::size_t u = 0; u < units_.size(); ++u) {
         const Range shard = model.shard_of(static_cast<int>(u));
@@ -117,7 +116,7 @@ class DiskGatherer final : public UnitGatherer {
   /// mine_ as others see it: what they change is marked, errors name the unit, and what gathers read is counted.
   class Shards final : public offload::ShardStore {
    public:
-    explicit Shards(DiskGatherer& gatherer) : ShardStore({}), gatherer_(gatherer) {}
+    explicit Shards(DiskGatherer& gatherer) : ShardStore({parameter_column(gatherer.model_)}), gatherer_(gatherer) {}
 
     void add_units(std::span<const offload::StorePart> parts) override { gatherer_.mine_->add_units(parts); }
     void for_each(int unit, Range range, std::int64_t most_numel, Access access, std::uint32_t wanted,

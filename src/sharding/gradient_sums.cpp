@@ -114,9 +114,11 @@ offload::StoreColumn column_of(DType dtype) {
   return {"gradients", static_cast<std::int64_t>(element_nbytes(dtype)), 1, MemoryKind::kGradients};
 }
 
+layout::ColumnShape shape_of(const ShardedModel& model) { return {column_of(model.sum_dtype).block_nbytes, 1}; }
+
 /// Options of a file whose buffers fit the largest shard, of frozen units too: they may be unfrozen.
 offload::DiskOptions disk_options(const ShardedModel& model, offload::DiskOptions disk) {
-  const layout::ColumnShape shape{column_of(model.sum_dtype).block_nbytes, 1};
+  const layout::ColumnShape shape = shape_of(model);
   std::int64_t largest = 0;
   for (std::size_t u = 0; u < model.units.size(); ++u)
     largest = std::max(largest, model.shard_of(static_cast<int>(u)).numel());
@@ -126,7 +128,7 @@ offload::DiskOptions disk_options(const ShardedModel& model, offload::DiskOption
 
 void warn_of_large_buffers(const ShardedModel& model, const std::vector<Range>& held,
                            const offload::DiskOptions& disk) {
-  const layout::ColumnShape shape{column_of(model.sum_dtype).block_nbytes, 1};
+  const layout::ColumnShape shape = shape_of(model);
   std::int64_t nbytes = 0;
   for (const Range range : held) nbytes += range.numel() * shape.block_nbytes;
   const std::int64_t buffers = disk.buffers * layout::slot_nbytes({&shape, 1}, 1, disk.cuts.slot_numel);

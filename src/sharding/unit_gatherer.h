@@ -45,6 +45,11 @@ class UnitGatherer {
   virtual Moved moved(int unit) const = 0;
 };
 
+/// What shards of parameters are kept in.
+inline offload::StoreColumn parameter_column(const ShardedModel& model) {
+  return {"parameters", static_cast<std::int64_t>(element_nbytes(model.param_dtype)), 1, MemoryKind::kParameters};
+}
+
 /// Of shards in memory, whose other ranks' parts a comm::ShardWindow fetches. *Collective.*
 std::unique_ptr<UnitGatherer> make_window_gatherer(ShardedModel& model, storage::Ledger& ledger,
                                                    const std::vector<bool>& resident);

@@ -10,8 +10,9 @@
 namespace zero::sharding {
 
 /// As comm::make_shard_window(), where parcel p is unit p, and its counts are by rank of that unit's group.
-/// *Collective* over ShardedModel::data_ranks. Throws CommError, IoError.
+/// *Collective* over ShardedModel::data_ranks. `model` outlives it. Throws CommError, IoError.
 std::shared_ptr<comm::ShardWindow> make_unit_window(const ShardedModel& model, const std::string& label,
-                                                    std::vector<comm::Parcel> parcels, std::vector<const void*> mine);
+                                                    std::vector<comm::Parcel> parcels,
+                                                    const std::vector<const void*>& mine);
 
 }  // namespace zero::sharding

@@ -18,9 +18,7 @@ class WindowGatherer final : public UnitGatherer {
       : model_(model), places_(model.units.size()), pool_(ledger, MemoryKind::kGather, [this, &ledger](auto numel) {
           return model_.home.make_private(ledger, MemoryKind::kGather, model_.param_dtype, numel);
         }) {
-    const auto element = static_cast<std::int64_t>(element_nbytes(model.param_dtype));
-    shards_ = offload::make_memory_store(model.home, ledger, {{"parameters", element, 1, MemoryKind::kParameters}},
-                                         offload::Reach::kReadable);
+    shards_ = offload::make_memory_store(model.home, ledger, {parameter_column(model)}, offload::Reach::kReadable);
     std::vector<offload::StorePart> parts;
     for (std::size_t u = 0; u < places_.size(); ++u) {
       if (!resident[u]) parts.push_back({static_cast<int>(u), model.shard_of(static_cast<int>(u))});
@@ -81,7 +79,7 @@ class WindowGatherer final : public UnitGatherer {
           {"parameters of " + unit.name, layout::shard_counts(unit.cuts, resident[u] ? Range{} : unit.whole())});
       mine.push_back(shard.empty() ? nullptr : shards_->in_memory(0, static_cast<int>(u), shard));
     }
-    window_ = make_unit_window(model_, "parameters", std::move(parcels), std::move(mine));
+    window_ = make_unit_window(model_, "parameters", std::move(parcels), mine);
   }
 
   ShardedModel& model_;
