@@ -29,6 +29,12 @@ struct Snapshot {
   std::array<std::optional<double>, 2> rates;
 };
 
+/// To nearest, ties away from zero, as masters become parameters (docs/reproducibility.md).
+at::Tensor to_bf16(const at::Tensor& values) {
+  const at::Tensor bits = values.detach().contiguous().view(at::kInt);
+  return ((bits + 0x8000).bitwise_and(~0xffff)).view(at::kFloat).to(at::kBFloat16);
+}
+
 class PlainBackend : public Backend {
  public:
   PlainBackend(const Program& program) : program_(program) {
@@ -78,7 +84,7 @@ class PlainBackend : public Backend {
   void set_weight(int which, int p, const at::Tensor& value) override {
     const at::NoGradGuard no_grad;
     at_(which).masters[p].copy_(value);
-    at_(which).parameters[p].copy_(value);
+    take_master(at_(which), p);
   }
   at::Tensor gradient(int which, int p) override { return at_(which).sums[p] / program_.window(); }
   at::Tensor first_moment(int which, int p) override {
@@ -126,7 +132,7 @@ class PlainBackend : public Backend {
       m.optimizer->state().clear();
       for (std::size_t p = 0; p < m.masters.size(); ++p) {
         m.masters[p].copy_(from.masters[p]);
-        m.parameters[p].copy_(from.masters[p]);
+        take_master(m, p);
         m.sums[p].copy_(from.sums[p]);
         if (!from.first[p].defined()) continue;
         auto state = std::make_unique<torch::optim::AdamWParamState>();
@@ -147,7 +153,7 @@ class PlainBackend : public Backend {
     std::array<std::vector<at::Tensor>, 2> groups;
     for (const auto& [name, parameter] : m.model->unique_parameters()) {
       at::Tensor master = program_.bf16 ? parameter.detach().clone().requires_grad_() : parameter;
-      if (program_.bf16) at::Tensor(parameter).set_data(parameter.detach().to(at::kBFloat16));
+      if (program_.bf16) at::Tensor(parameter).set_data(to_bf16(parameter));
       const int group = program_.groups == Groups::kNone || name.ends_with("weight") ? 0 : 1;
       m.group.push_back(group);
       groups[static_cast<std::size_t>(group)].push_back(master);
@@ -182,6 +188,12 @@ class PlainBackend : public Backend {
                                                : static_cast<torch::optim::AdamWParamState*>(found->second.get());
   }
 
+  /// Where parameters are not the masters themselves.
+  template <class Index>
+  void take_master(PlainModel& m, Index p) const {
+    if (program_.bf16) m.parameters[p].copy_(to_bf16(m.masters[p]));
+  }
+
   static void drop(PlainModel& m) {
     for (auto& sum : m.sums) sum.zero_();
     m.used.assign(m.used.size(), false);
@@ -192,7 +204,7 @@ class PlainBackend : public Backend {
     if (!program_.bf16) return;
     const at::NoGradGuard no_grad;
     for (std::size_t p = 0; p < m.parameters.size(); ++p) {
-      const at::Tensor unchanged = m.masters[p].to(at::kBFloat16).eq(m.parameters[p]);
+      const at::Tensor unchanged = to_bf16(m.masters[p]).eq(m.parameters[p]);
       m.masters[p].copy_(at::where(unchanged, m.masters[p], m.parameters[p].to(at::kFloat)));
     }
   }
@@ -218,7 +230,7 @@ class PlainBackend : public Backend {
     const at::NoGradGuard no_grad;
     for (std::size_t p = 0; p < m.masters.size(); ++p) {
       m.masters[p].mutable_grad().reset();
-      if (program_.bf16) m.parameters[p].copy_(m.masters[p]);
+      take_master(m, p);
     }
     drop(m);
   }
