@@ -15,7 +15,6 @@ ALSO = {
     "monitor": ["training_run_test"],
     "observe": ["trace_test", "flops_profiler_test"],
     "products": ["cpu_products_test"],
-    "setup": ["plan_test"],
     "train": ["training_run_test"],
 }
 

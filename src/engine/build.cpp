@@ -30,7 +30,7 @@
 #include "engine/shard_place.h"
 #include "intercept/deferred_values.h"
 #include "intercept/gradient_hook.h"
-#include "setup/laid_out.h"
+#include "sharding/plan/sharding_plan.h"
 #include "storage/cpu_allocator.h"
 #include "zero/errors.h"
 
@@ -136,7 +136,7 @@ ShardPlace place_model(Engine::Impl& impl) {
   return place;
 }
 
-setup::LaidOut make_model(Engine::Impl& impl, const ShardPlace& place) {
+sharding::ShardingPlan make_model(Engine::Impl& impl, const ShardPlace& place) {
   auto& model = impl.model;
   const auto& inventory = impl.inventory;
   std::vector<layout::ParameterInfo> infos;
@@ -146,20 +146,21 @@ setup::LaidOut make_model(Engine::Impl& impl, const ShardPlace& place) {
                      impl.groups.model_parallel && !item.split.is_split(), item.tensor.sizes().vec()});
   }
   model.param_dtype = param_dtype_of(impl.config, inventory);
-  const setup::LaidOut laid = setup::lay_out(infos, inventory.tree, impl.config,
-                                             {.count = impl.groups.data_parallel.size(),
-                                              .hosts = impl.groups.data_parallel.single_node() ? 1 : 2,
-                                              .on_cpu = model.device.is_cpu(),
-                                              .module_on_cpu = model.module_device.is_cpu(),
-                                              .reads_in_place = place.moved_by == ShardPlace::MovedBy::kSharedMemory});
+  const sharding::ShardingPlan shards =
+      sharding::plan_sharding(infos, inventory.tree, impl.config,
+                              {.count = impl.groups.data_parallel.size(),
+                               .hosts = impl.groups.data_parallel.single_node() ? 1 : 2,
+                               .on_cpu = model.device.is_cpu(),
+                               .module_on_cpu = model.module_device.is_cpu(),
+                               .reads_in_place = place.moved_by == ShardPlace::MovedBy::kSharedMemory});
   model.parameters.resize(infos.size());
-  for (const auto& from : laid.units) {
+  for (const auto& from : shards.units) {
     const int u = static_cast<int>(model.units.size());
     sharding::Unit unit{.name = from.name,
                         .trainable = from.trainable,
                         .replicated = from.replicated,
                         .numel = from.numel,
-                        .cuts = laid.cuts(static_cast<std::size_t>(u))};
+                        .cuts = shards.cuts(static_cast<std::size_t>(u))};
     for (const auto& slot : from.slots) {
       auto& parameter = model.parameters[slot.parameter];
       parameter.name = infos[slot.parameter].name;
@@ -172,12 +173,12 @@ setup::LaidOut make_model(Engine::Impl& impl, const ShardPlace& place) {
     }
     model.units.push_back(std::move(unit));
   }
-  model.sharding = laid.sharding;
-  model.gradient_dtype = laid.gradient_dtype;
-  model.sum_dtype = laid.sum_dtype;
+  model.sharding = shards.sharding;
+  model.gradient_dtype = shards.gradient_dtype;
+  model.sum_dtype = shards.sum_dtype;
   model.passes = &optim::passes_for(model.device);
   model.data_ranks = impl.groups.data_parallel;
-  return laid;
+  return shards;
 }
 
 /// *Collective.* The groups inside and between hosts, if there are several. Throws ConfigError on every rank
@@ -213,29 +214,29 @@ optim::LossScaler make_scaler(const Config& config) {
   return optim::LossScaler(options);
 }
 
-void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup setup) {
+void make_parts(Engine::Impl& impl, const sharding::ShardingPlan& shards, OptimizerSetup setup) {
   const auto& zero = impl.config.zero_optimization;
-  if (laid.place.reads_in_place()) {
+  if (shards.place.reads_in_place()) {
     impl.model.hosts = find_hosts(impl.groups.data_parallel);
     impl.store = sharding::make_node_shared_store(impl.model, impl.ledger, impl.timeline);
   } else {
-    sharding::CopyingStoreOptions options{.resident = laid.resident,
+    sharding::CopyingStoreOptions options{.resident = shards.resident,
                                           .max_live_numel = zero.stage3_max_live_parameters,
                                           .max_reuse_numel = zero.stage3_max_reuse_distance,
-                                          .prefetch_numel = laid.prefetch_numel,
+                                          .prefetch_numel = shards.prefetch_numel,
                                           .measured_prefetch = impl.config.zerotorch.measured_prefetch,
                                           .publish_bucket_numel = zero.allgather_bucket_size,
-                                          .updates_in_backward = !laid.update.keeps_gradients};
-    options.shares_shards = laid.place.copies_from_shared();
-    if (laid.place.parameters.is_on_disk()) {
+                                          .updates_in_backward = !shards.update.keeps_gradients};
+    options.shares_shards = shards.place.copies_from_shared();
+    if (shards.place.parameters.is_on_disk()) {
       options.disk = disk_of(impl.config, zero.offload_param.nvme_path, zero.offload_param.buffer_count);
-      options.disk->cuts = laid.parameter_slots();
+      options.disk->cuts = shards.parameter_slots();
       options.disk->files = &impl.observers.watch(*options.disk->files);
     }
     try {
       impl.store = sharding::make_copying_store(impl.model, impl.ledger, impl.timeline, std::move(options));
     } catch (const IoError& error) {
-      if (!laid.place.parameters.is_on_disk()) throw;
+      if (!shards.place.parameters.is_on_disk()) throw;
       throw IoError(fmt::format("zero_optimization.offload_param.nvme_path: {}", error.what()));
     }
   }
@@ -243,14 +244,14 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
   impl.base_lr = std::move(setup.base_lr);
   impl.training.lr_overrides.resize(impl.base_lr.size());
   impl.client = std::move(setup.client);
-  if (!laid.update.keeps_gradients) setup.options.bucket_numel = laid.bucket_numel;
+  if (!shards.update.keeps_gradients) setup.options.bucket_numel = shards.bucket_numel;
   // What changes directions in place, and a program's own optimizer, take them as they are added.
   const bool reads_narrow = !setup.options.float_masters &&
                             std::ranges::none_of(setup.options.groups, [](const auto& g) { return g.rule->whole; });
-  setup.options.updates_late = laid.update.second_parameters;
-  if (setup.options.disk) setup.options.disk->has_two_places = laid.update.second_states;
-  setup.options.states_on_device = laid.place.states.on_device;
-  setup.options.device_update_numel = laid.device_update_numel;
+  setup.options.updates_late = shards.update.second_parameters;
+  if (setup.options.disk) setup.options.disk->has_two_places = shards.update.second_states;
+  setup.options.states_on_device = shards.place.states.on_device;
+  setup.options.device_update_numel = shards.device_update_numel;
   const bool on_disk = setup.options.disk.has_value();
   if (on_disk) setup.options.disk->files = &impl.observers.watch(*setup.options.disk->files);
   try {
@@ -261,24 +262,24 @@ void make_parts(Engine::Impl& impl, const setup::LaidOut& laid, OptimizerSetup s
     throw IoError(fmt::format("zero_optimization.offload_optimizer.nvme_path: {}", error.what()));
   }
   sharding::ReducerOptions reducer_options{
-      .bucket_numel = laid.bucket_numel,
-      .overlap = laid.overlap,
-      .sums_are_gradients = laid.sums_are_gradients && (reads_narrow || laid.gradient_dtype == laid.sum_dtype),
-      .copied_by_device = laid.place.states.is_split(),
-      .sets_of_sums = laid.update.sets_of_sums,
-      .keeps_sums = laid.update.keeps_gradients};
-  if (laid.place.gradients.is_on_disk()) {
+      .bucket_numel = shards.bucket_numel,
+      .overlap = shards.overlap,
+      .sums_are_gradients = shards.sums_are_gradients && (reads_narrow || shards.gradient_dtype == shards.sum_dtype),
+      .copied_by_device = shards.place.states.is_split(),
+      .sets_of_sums = shards.update.sets_of_sums,
+      .keeps_sums = shards.update.keeps_gradients};
+  if (shards.place.gradients.is_on_disk()) {
     const std::string& own = impl.config.zerotorch.offload_gradients.nvme_path;
     reducer_options.disk = disk_of(impl.config, own.empty() ? zero.offload_optimizer.nvme_path : own,
                                    impl.config.zerotorch.offload_gradients.buffer_count);
-    reducer_options.disk->cuts.slot_numel = laid.sub_group_numel;
+    reducer_options.disk->cuts.slot_numel = shards.sub_group_numel;
     reducer_options.disk->files = &impl.observers.watch(*reducer_options.disk->files);
   }
   try {
     impl.reducer =
         std::make_unique<sharding::GradientReducer>(impl.model, impl.ledger, impl.timeline, std::move(reducer_options));
   } catch (const IoError& error) {
-    if (!laid.place.gradients.is_on_disk()) throw;
+    if (!shards.place.gradients.is_on_disk()) throw;
     throw IoError(fmt::format("zerotorch.offload_gradients.nvme_path: {}", error.what()));
   }
   impl.update = sharding::make_update_schedule(
@@ -480,7 +481,7 @@ std::uint64_t choose_seed(const Config& config, const EngineNumber& number, Grou
   return static_cast<std::uint64_t>(seed);
 }
 
-void log_start(const Engine::Impl& impl, const setup::LaidOut& laid, const std::string& optimizer) {
+void log_start(const Engine::Impl& impl, const sharding::ShardingPlan& shards, const std::string& optimizer) {
   if (!impl.groups.is_first()) return;
   for (const auto& notice : impl.config.notices) base::log_info("config: {}", notice);
   std::int64_t numel = 0;
@@ -492,7 +493,7 @@ void log_start(const Engine::Impl& impl, const setup::LaidOut& laid, const std::
                  impl.config.zero_optimization.stage, impl.groups.data_parallel.size(),
                  impl.groups.data_parallel.size() == 1 ? "" : "s", parts, impl.groups.data_parallel.backend(),
                  impl.groups.data_parallel.has_progress_thread() ? ", progress thread" : "",
-                 laid.place.reads_in_place() ? "node-shared" : "copying",
+                 shards.place.reads_in_place() ? "node-shared" : "copying",
                  impl.model.hosts ? fmt::format(" on {} hosts", impl.model.hosts->across.size()) : "", numel / 1e6,
                  dtype_name(impl.model.param_dtype), impl.model.units.size(), optimizer);
   for (const std::string& disk : {impl.store->disk_description(), impl.optimizer->disk_description(),
@@ -531,8 +532,9 @@ void check_ratio(const Engine::Impl& impl, const sharding::OptimizerOptions& opt
 }
 
 /// Throws ConfigError.
-void check_device(const Engine::Impl& impl, const setup::LaidOut& laid, const sharding::OptimizerOptions& options) {
-  if (laid.place.states.is_split()) check_ratio(impl, options);
+void check_device(const Engine::Impl& impl, const sharding::ShardingPlan& shards,
+                  const sharding::OptimizerOptions& options) {
+  if (shards.place.states.is_split()) check_ratio(impl, options);
   if (impl.model.passes->in_host_memory()) return;
   constexpr std::string_view kRemedy =
       "set zero_optimization.offload_optimizer.device to 'cpu', which keeps and updates states there";
@@ -579,12 +581,12 @@ void freeze(Engine::Impl& impl) {
 }
 
 /// The part of initialize() in which ranks depend on each other. *Collective.*
-void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, const ShardPlace& place, OptimizerSetup setup,
+void join_ranks(Engine::Impl& impl, const sharding::ShardingPlan& shards, const ShardPlace& place, OptimizerSetup setup,
                 bool moves_buffers) {
   if (auto difference = first_difference(impl.config.to_json(), impl.groups.all, "config")) {
     throw ConfigError(fmt::format("the ranks have different configurations: {}", *difference));
   }
-  check_device(impl, laid, setup.options);
+  check_device(impl, shards, setup.options);
   const std::string states = impl.evaluation_only ? "nothing, for evaluation only\n" : describe_states(setup.options);
   if (auto difference = first_difference(states, impl.groups.all, "optimizer")) {
     throw ConfigError(fmt::format("the ranks have different optimizers: {}", *difference));
@@ -601,7 +603,7 @@ void join_ranks(Engine::Impl& impl, const setup::LaidOut& laid, const ShardPlace
   impl.training.seed = choose_seed(impl.config, impl.number, impl.groups.all);
   const OptimizerFactory factory = std::move(setup.factory);
   const std::string factory_name = std::move(setup.factory_name);
-  make_parts(impl, laid, std::move(setup));
+  make_parts(impl, shards, std::move(setup));
   make_replicated_alike(impl.groups, impl.inventory,
                         impl.config.zerotorch.verify_parameters == Config::Zerotorch::VerifyParameters::kVerify);
   impl.without_values = parameters_without_values(impl.inventory);
@@ -703,7 +705,7 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
   OptimizerSetup setup = set_up_optimizer(impl->config, options, impl->inventory);
   const std::string description = impl->evaluation_only ? "for evaluation only" : setup.description;
   const ShardPlace place = place_model(*impl);
-  const setup::LaidOut laid = make_model(*impl, place);
+  const sharding::ShardingPlan shards = make_model(*impl, place);
   check_buffers(impl->inventory);
   check_memory(impl->inventory);
   storage::install_cpu_allocator(impl->config.zerotorch.caching_allocator);
@@ -711,13 +713,13 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
   add_trace(*impl);
   try {
     impl->activation_home.emplace(impl->config, impl->groups, impl->model.module_device, impl->ledger);
-    join_ranks(*impl, laid, place, std::move(setup), options.device.has_value());
+    join_ranks(*impl, shards, place, std::move(setup), options.device.has_value());
   } catch (const std::exception& error) {
     impl->groups.abort(error.what());
     throw;
   }
   impl->aborts_on_exception = true;
-  log_start(*impl, laid, description);
+  log_start(*impl, shards, description);
   log_configuration(*impl);
   add_observers(*impl);
   return impl;

@@ -6,7 +6,7 @@
 #include "base/check.h"
 #include "config/values.h"
 #include "engine/engine_impl.h"
-#include "setup/optimizer.h"
+#include "optim/configured.h"
 #include "zero/errors.h"
 
 namespace zero::engine {
@@ -169,8 +169,8 @@ void split_groups_for_muon(const Config& config, const InitializeOptions& option
     for (const bool by_muon : {true, false}) {
       optim::Hyper hyper = setup.options.groups[g].hyper;
       const bool has_rate = given(g) && given(g)->lr;
-      if (!has_rate) hyper.lr = setup::hyper_of(config.optimizer, by_muon).lr;
-      halves.push_back({hyper, &setup::rule_of(config, by_muon)});
+      if (!has_rate) hyper.lr = optim::hyper_of(config.optimizer, by_muon).lr;
+      halves.push_back({hyper, &optim::rule_of(config, by_muon)});
     }
   }
   setup.options.groups = std::move(halves);
@@ -179,7 +179,7 @@ void split_groups_for_muon(const Config& config, const InitializeOptions& option
     int& group = setup.options.group_of_parameter[p];
     const ParameterGroup* const its = given(static_cast<std::size_t>(group));
     const int dims = static_cast<int>(parameter.tensor.dim());
-    const bool by_muon = its && its->use_muon ? *its->use_muon : setup::is_for_muon(parameter.name, dims);
+    const bool by_muon = its && its->use_muon ? *its->use_muon : optim::is_for_muon(parameter.name, dims);
     if (by_muon && dims < 2) {
       throw ConfigError(
           fmt::format("parameter group {}: use_muon: '{}' has {} dimensions, and Muon orthogonalises "
@@ -278,8 +278,8 @@ OptimizerSetup set_up_optimizer(const Config& config, const InitializeOptions& o
     take_client_groups(*options.optimizer, inventory, setup);
     setup.description = fmt::format("the client's {}, taken over", optim::algorithm_name(setup.algorithm));
   } else {
-    setup.algorithm = setup::algorithm_of(config.optimizer);
-    setup.options.groups.push_back({setup::hyper_of(config.optimizer)});
+    setup.algorithm = optim::algorithm_of(config.optimizer);
+    setup.options.groups.push_back({optim::hyper_of(config.optimizer)});
     const std::string origin =
         options.optimizer_name.empty() ? "from the configuration" : "as " + options.optimizer_name;
     setup.description = config.optimizer.given

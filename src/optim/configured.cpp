@@ -1,4 +1,4 @@
-#include "setup/optimizer.h"
+#include "optim/configured.h"
 
 #include <fmt/format.h>
 
@@ -8,16 +8,16 @@
 
 #include "zero/errors.h"
 
-namespace zero::setup {
+namespace zero::optim {
 
-optim::Algorithm algorithm_of(const Config::Optimizer& optimizer) {
+Algorithm algorithm_of(const Config::Optimizer& optimizer) {
   if (const OptimizerInfo* const info = find_optimizer(optimizer.type)) return info->algorithm;
   throw ConfigError(
       fmt::format("optimizer.type: there is no '{}'; docs/optimizers.md lists what there is", optimizer.type));
 }
 
-optim::Hyper hyper_of(const Config::Optimizer& optimizer, bool by_muon) {
-  optim::Hyper hyper;
+Hyper hyper_of(const Config::Optimizer& optimizer, bool by_muon) {
+  Hyper hyper;
   hyper.lr = optimizer.lr;
   if (optimizer.type == "Muon") hyper.lr = (by_muon ? optimizer.muon_lr : optimizer.adam_lr).value_or(optimizer.lr);
 #define ZERO_COPY(where, type, name, value, range, meaning) hyper.name = optimizer.name;
@@ -33,11 +33,11 @@ bool is_for_muon(std::string_view name, int dims) {
   return dims >= 2 && lower.find("embed") == std::string::npos && lower.find("lm_head") == std::string::npos;
 }
 
-const optim::Rule& rule_of(const Config& config, bool by_muon) {
-  const optim::Hyper hyper = hyper_of(config.optimizer, by_muon);
-  optim::Algorithm algorithm = algorithm_of(config.optimizer);
-  if (algorithm == optim::Algorithm::kMuon && !by_muon) algorithm = optim::Algorithm::kAdam;
-  return optim::rule_for(algorithm, {&hyper, 1}, optim::format_of(config.state_dtype()));
+const Rule& rule_of(const Config& config, bool by_muon) {
+  const Hyper hyper = hyper_of(config.optimizer, by_muon);
+  Algorithm algorithm = algorithm_of(config.optimizer);
+  if (algorithm == Algorithm::kMuon && !by_muon) algorithm = Algorithm::kAdam;
+  return rule_for(algorithm, {&hyper, 1}, format_of(config.state_dtype()));
 }
 
-}  // namespace zero::setup
+}  // namespace zero::optim

@@ -1,9 +1,11 @@
 #include "optim/rule.h"
 
+#include <algorithm>
 #include <deque>
 #include <mutex>
 #include <vector>
 
+#include "base/check.h"
 #include "optim/device_kernels.h"
 #include "optim/kernels.h"
 
@@ -49,6 +51,27 @@ std::int64_t Rule::state_nbytes(std::int64_t numel) const {
   std::int64_t sum = 0;
   for (const StateColumn& state : states) sum += nbytes_of(state.format, numel);
   return sum;
+}
+
+std::vector<StateColumn> columns_of(std::span<const Rule* const> rules) {
+  std::vector<StateColumn> all;
+  for (const Rule* const rule : rules) {
+    for (const StateColumn& state : rule->states) {
+      const auto same = std::ranges::find(all, state.name, &StateColumn::name);
+      ZERO_CHECK(same == all.end() || same->format == state.format, "{} in two formats", state.name);
+      if (same == all.end()) all.push_back(state);
+    }
+  }
+  return all;
+}
+
+std::uint32_t which_of(std::span<const StateColumn> columns, const Rule& rule) {
+  std::uint32_t which = 0;
+  for (std::size_t i = 0; i < columns.size(); ++i) {
+    const bool has_it = std::ranges::find(rule.states, columns[i].name, &StateColumn::name) != rule.states.end();
+    which |= has_it ? 1u << i : 0;
+  }
+  return which;
 }
 
 std::string_view algorithm_name(Algorithm algorithm) { return rule_for(algorithm, {}).name; }

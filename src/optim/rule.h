@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "optim/state_format.h"
 #include "zero/dtype.h"
@@ -111,6 +112,10 @@ struct Rule {
 
   std::int64_t state_nbytes(std::int64_t numel) const;  ///< for [numel] elements, whole blocks of every format
 };
+
+/// The states of all rules, each name once; and those of one rule among them (bit i: columns[i]).
+std::vector<StateColumn> columns_of(std::span<const Rule* const> rules);
+std::uint32_t which_of(std::span<const StateColumn> columns, const Rule& rule);
 
 /// The name of the algorithm's rules, as checkpoints have it: "Adam" for AdamW, too.
 std::string_view algorithm_name(Algorithm algorithm);

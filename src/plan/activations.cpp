@@ -132,11 +132,6 @@ double largest_kept_nbytes(const Transformer& t, const Sizes& s) {
   return s.tokens * width * s.element;
 }
 
-std::int64_t to_nbytes(double nbytes) {
-  constexpr double kMost = 9e18;
-  return static_cast<std::int64_t>(std::llround(std::min(nbytes, kMost)));
-}
-
 }  // namespace
 
 Activations activations(const Transformer& shape, std::int64_t micro_batch, DType param_dtype, bool on_nvme) {

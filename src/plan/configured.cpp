@@ -1,6 +1,6 @@
 // What a configuration comes to, in numbers that it does not say.
+#include "optim/configured.h"
 #include "optim/lr_schedule.h"
-#include "setup/optimizer.h"
 #include "zero/plan.h"
 
 namespace zero::plan {
@@ -14,7 +14,7 @@ OptimizerStates optimizer_states(const Config& config) {
     for (const optim::StateColumn& state : rule.states) names.emplace_back(state.name);
     return static_cast<double>(rule.state_nbytes(optim::kQuantizedBlockNumel)) / optim::kQuantizedBlockNumel;
   };
-  const optim::Rule &rule = setup::rule_of(config), &of_rest = setup::rule_of(config, /*by_muon=*/false);
+  const optim::Rule &rule = optim::rule_of(config), &of_rest = optim::rule_of(config, /*by_muon=*/false);
   OptimizerStates states;
   states.nbytes = states_of(rule, states.names);
   if (&of_rest != &rule) states.nbytes_of_rest = states_of(of_rest, states.names_of_rest);

@@ -7,7 +7,6 @@
 
 #include "config/features.h"
 #include "layout/module_tree.h"
-#include "plan/disk_use.h"
 #include "plan/engine_memory.h"
 #include "plan/sizes.h"
 #include "plan/traffic.h"
@@ -27,8 +26,6 @@ constexpr double kHeapPerActivation = 0.3;
 constexpr double kGpuProcessNbytes = 600e6;
 /// What such a process takes of the host's memory: CUDA's part, its libraries, the threads of both.
 constexpr double kHostOfGpuProcessNbytes = 1500e6;
-
-std::int64_t to_nbytes(double nbytes) { return static_cast<std::int64_t>(std::min(nbytes, 9e18)); }
 
 void resolve(Config& config, int ranks) {
   if (config.train_batch_size == 0 && config.train_micro_batch_size_per_gpu == 0)
@@ -86,7 +83,7 @@ std::int64_t start_in(const Plan& plan, bool of_gpu, bool has_module) {
 }
 
 /// What each rank holds in training beyond its states is about the same on all of them.
-void sum_up(Plan& plan, StatesByRank states_by_rank, std::int64_t host_process_nbytes, bool gpus) {
+void sum_up(Plan& plan, sharding::Footprint::ByRank states_by_rank, std::int64_t host_process_nbytes, bool gpus) {
   plan.start_nbytes = plan.process_nbytes + start_in(plan, gpus, true);
   plan.training_nbytes =
       plan.process_nbytes + sum_of(plan.rank, kStates, gpus) + sum_of(plan.rank, kBuffers, gpus) - plan.reused_nbytes;
@@ -104,10 +101,15 @@ void sum_up(Plan& plan, StatesByRank states_by_rank, std::int64_t host_process_n
 }
 
 /// The rank whose states take most.
-int heaviest(const StatesByRank& states) {
+int heaviest(const sharding::Footprint::ByRank& states) {
   std::size_t found = 0;
   for (std::size_t r = 1; r < states.host.size(); ++r) found = states.of(r) > states.of(found) ? r : found;
   return static_cast<int>(found);
+}
+
+/// Of the GPU's memory: other ranks' parts of a bucket of gradients, which NCCL brings (device/nccl_transport.h).
+std::int64_t received_by_nccl_nbytes(const ShardingPlan& shards, int rank) {
+  return (shards.world_size - 1) * sharding::largest_piece(shards, rank) * shards.gradient_nbytes();
 }
 
 /// Of whole activations, in the GPU's memory if there is one.
@@ -117,7 +119,7 @@ void add_activations(Plan& plan, const Activations& kept, bool gpus) {
 
 }  // namespace
 
-LaidOut lay_out(const ModelShape& model, const Config& config, int world_size, int ranks_per_node, bool gpus) {
+ShardingPlan shard(const ModelShape& model, const Config& config, int world_size, int ranks_per_node, bool gpus) {
   if (config.zerotorch.store == Config::Zerotorch::Store::kNodeShared && world_size % ranks_per_node != 0) {
     throw ConfigError(
         fmt::format("zerotorch.store: 'node_shared' over several hosts needs as many ranks on each; {} ranks are "
@@ -131,9 +133,9 @@ LaidOut lay_out(const ModelShape& model, const Config& config, int world_size, i
     infos.push_back({parameter.name, parameter.numel, parameter.trainable, /*replicated=*/false, parameter.shape});
   }
   const int hosts = (world_size + ranks_per_node - 1) / ranks_per_node;
-  const bool by_nccl = setup::wants_nccl(config, hosts);
+  const bool by_nccl = sharding::wants_nccl(config, hosts);
   const bool on_gpu = gpus && !config::wants_host_memory(config) && (hosts == 1 || by_nccl);
-  return setup::lay_out(
+  return sharding::plan_sharding(
       infos, layout::module_tree(names), config,
       {.count = world_size, .hosts = hosts, .on_cpu = !on_gpu, .module_on_cpu = !gpus, .reads_in_place = !by_nccl});
 }
@@ -148,29 +150,30 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   plan.ranks = cluster.ranks;
   plan.ranks_per_node = cluster.ranks_per_node > 0 ? std::min(cluster.ranks_per_node, cluster.ranks) : cluster.ranks;
   plan.nodes = (plan.ranks + plan.ranks_per_node - 1) / plan.ranks_per_node;
-  const LaidOut laid = lay_out(model, config, plan.ranks, plan.ranks_per_node, cluster.gpus);
-  const Pools pools = find_pools(model, laid, config);
+  const ShardingPlan shards = shard(model, config, plan.ranks, plan.ranks_per_node, cluster.gpus);
+  const sharding::Footprint footprint = sharding::footprint_of(shards, workload_of(model, config), config);
   plan.stage = config.zero_optimization.stage;
-  plan.node_shared = laid.place.reads_in_place();
+  plan.node_shared = shards.place.reads_in_place();
   plan.param_dtype = config.param_dtype();
   plan.micro_batch = config.train_micro_batch_size_per_gpu;
   plan.accumulation_steps = config.gradient_accumulation_steps;
   plan.parameters_numel = model.numel();
-  plan.padded_numel = laid.padded_numel();
-  plan.units = static_cast<int>(laid.units.size());
-  StatesByRank states = states_by_rank(laid);
+  plan.padded_numel = shards.padded_numel();
+  plan.units = static_cast<int>(shards.units.size());
+  sharding::Footprint::ByRank states = footprint.by_rank();
   plan.heaviest_rank = heaviest(states);
-  plan.shards_on_gpu = layout::is_on_device(laid.place.parameters.tier);
-  plan.rank = ledger_of(laid, pools, plan.heaviest_rank);
+  plan.shards_on_gpu = layout::is_on_device(shards.place.parameters.tier);
+  plan.rank = footprint.of_rank(plan.heaviest_rank);
   // A recomputed layer's gradients arrive together, in an order which is autograd's to choose.
   const bool recomputes = model.transformer && model.transformer->checkpointing;
   plan.buckets_are_bound = recomputes || buckets_are_bound(config, plan.ranks, cluster.gpus);
-  plan.gather_is_bound = !laid.place.reads_in_place() && gather_is_bound(config, plan.ranks, cluster.gpus, plan.nodes);
+  plan.gather_is_bound =
+      !shards.place.reads_in_place() && gather_is_bound(config, plan.ranks, cluster.gpus, plan.nodes);
   plan.deferred_init = model.deferred_init;
-  plan.module_nbytes = 4 * (plan.deferred_init ? laid.largest_unit() : plan.parameters_numel);
+  plan.module_nbytes = 4 * (plan.deferred_init ? shards.largest_unit() : plan.parameters_numel);
   std::int64_t activations_on_nvme = 0, activations_on_host = 0;
   if (model.transformer) {
-    const layout::Placement& place = laid.place.activations;
+    const layout::Placement& place = shards.place.activations;
     const bool on_nvme = place.is_on_disk(), on_host = cluster.gpus && place.tier == layout::Tier::kHost;
     Activations kept = activations(*model.transformer, plan.micro_batch, plan.param_dtype, on_nvme || on_host);
     (on_host ? activations_on_host : activations_on_nvme) = kept.nvme_nbytes;
@@ -181,47 +184,32 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
     plan.rank[MemoryKind::kOffload].current_nbytes += buffers;
     plan.rank[MemoryKind::kOffload].peak_nbytes += buffers;
     // Sums on GPUs have memory of their own.
-    if (!cluster.gpus) plan.reused_nbytes = reused_nbytes(model, laid, config, kept, plan.heaviest_rank);
+    if (!cluster.gpus) plan.reused_nbytes = reused_nbytes(model, shards, config, kept, plan.heaviest_rank);
   }
   const double gaps = config.zerotorch.caching_allocator ? kCachePerActivation : kHeapPerActivation;
   const double process = cluster.gpus ? kGpuProcessNbytes : kPrivateNbytes + kSharedNbytes / plan.ranks_per_node;
   plan.process_nbytes =
       to_nbytes(process + gaps * static_cast<double>(plan.rank[MemoryKind::kActivations].peak_nbytes));
-  if (plan.shards_on_gpu && setup::wants_nccl(config, plan.nodes))
-    plan.process_nbytes += received_by_nccl_nbytes(laid, plan.heaviest_rank);
+  if (plan.shards_on_gpu && sharding::wants_nccl(config, plan.nodes))
+    plan.process_nbytes += received_by_nccl_nbytes(shards, plan.heaviest_rank);
   // What is on a disk streams from there to the checkpoint, with a ring of buffers.
   constexpr std::int64_t kRingNbytes = 32 << 20;
   const bool streams =
-      laid.place.states.is_on_disk() || laid.place.gradients.is_on_disk() || laid.place.parameters.is_on_disk();
-  const std::int64_t staged = checkpoint_nbytes(laid, plan.heaviest_rank);
+      shards.place.states.is_on_disk() || shards.place.gradients.is_on_disk() || shards.place.parameters.is_on_disk();
+  const std::int64_t staged = checkpoint_nbytes(shards, plan.heaviest_rank);
   plan.checkpoint_nbytes = streams ? std::min(kRingNbytes, staged) : staged;
   sum_up(plan, std::move(states), to_nbytes(kHostOfGpuProcessNbytes), cluster.gpus);
   plan.flops = flops_of(model, config);
-  plan.traffic = traffic_of(laid, pools, config, cluster);
-  // An update reads and writes everything; units are read once more whenever they are gathered, once on a host.
-  // Of two places for states it reads one and writes the other.
-  const std::int64_t states_nbytes =
-      disk_use(laid, plan.heaviest_rank, master_nbytes(laid, plan.heaviest_rank)).file_nbytes;
-  const std::int64_t moved = plan.rank.nvme_nbytes - (laid.update.second_states ? states_nbytes / 2 : 0);
-  plan.traffic.nvme_nbytes = plan.traffic.nvme_written_nbytes = static_cast<double>(moved);
-  plan.traffic.nvme_update_nbytes = static_cast<double>(laid.update.second_states ? states_nbytes : 2 * states_nbytes);
-  // Each further micro-batch reads and writes the sums once more; of two sets of them a step uses one.
-  const std::int64_t set_nbytes =
-      disk_use_of_gradients(laid, plan.heaviest_rank).file_nbytes / laid.update.sets_of_sums;
-  const auto sums_moved = static_cast<double>((plan.accumulation_steps - laid.update.sets_of_sums) * set_nbytes);
-  plan.traffic.nvme_nbytes += sums_moved;
-  plan.traffic.nvme_written_nbytes += sums_moved;
-  const std::int64_t activations_moved = plan.accumulation_steps * activations_on_nvme;
-  plan.traffic.nvme_nbytes += static_cast<double>(activations_moved);
-  plan.traffic.nvme_written_nbytes += static_cast<double>(activations_moved);
+  sharding::DiskUse disk = footprint.disk_of_rank(plan.heaviest_rank);
+  const auto activations_moved = static_cast<double>(plan.accumulation_steps * activations_on_nvme);
+  disk.read_nbytes += activations_moved;
+  disk.written_nbytes += activations_moved;
   plan.rank.nvme_nbytes += activations_on_nvme;
+  sharding::StepTraffic step = footprint.traffic;
   const auto moved_to_host = static_cast<double>(plan.accumulation_steps * activations_on_host);
-  plan.traffic.from_device_nbytes += moved_to_host;
-  plan.traffic.to_device_nbytes += moved_to_host;
-  if (laid.place.parameters.is_on_disk()) {
-    plan.traffic.nvme_nbytes += static_cast<double>(pools.gather.gathered_numel) *
-                                static_cast<double>(laid.low_nbytes()) / static_cast<double>(laid.world_size);
-  }
+  step.from_device_nbytes += moved_to_host;
+  step.to_device_nbytes += moved_to_host;
+  plan.traffic = traffic_of(step, disk, cluster);
   plan.times = times_of(plan, config, cluster);
   return plan;
 }

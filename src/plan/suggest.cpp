@@ -13,7 +13,7 @@
 #include "config/update_kind.h"
 #include "layout/sharding.h"
 #include "plan/sizes.h"
-#include "setup/laid_out.h"
+#include "sharding/plan/sharding_plan.h"
 #include "zero/errors.h"
 #include "zero/memory.h"
 #include "zero/plan.h"

@@ -4,8 +4,8 @@
 
 namespace zero::plan {
 
-/// All but what goes to and comes from disks. `cluster`: checked.
-Traffic traffic_of(const LaidOut& laid, const Pools& pools, const Config& config, const Cluster& cluster);
+/// What the parts of the engine move, on this cluster; `disk`: of the heaviest rank. `cluster`: checked.
+Traffic traffic_of(const sharding::StepTraffic& step, const sharding::DiskUse& disk, const Cluster& cluster);
 
 /// Of forward and backward of a step on a rank, what is computed again included; products of matrices and attention. 0
 /// where the model is no transformer.

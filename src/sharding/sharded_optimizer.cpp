@@ -31,18 +31,9 @@ namespace {
 std::int64_t nbytes_of(DType dtype) { return static_cast<std::int64_t>(element_nbytes(dtype)); }
 
 std::vector<optim::StateColumn> states_of(std::span<const OptimizerGroup> groups) {
-  std::vector<optim::StateColumn> all;
-  for (const OptimizerGroup& group : groups) {
-    for (const optim::StateColumn& state : group.rule->states) {
-      const auto same = std::ranges::find(all, state.name, &optim::StateColumn::name);
-      if (same == all.end()) {
-        all.push_back(state);
-      } else {
-        ZERO_CHECK(same->format == state.format, "{} in two formats", state.name);
-      }
-    }
-  }
-  return all;
+  std::vector<const optim::Rule*> rules;
+  for (const OptimizerGroup& group : groups) rules.push_back(group.rule);
+  return optim::columns_of(rules);
 }
 
 /// `range` and what its last block has besides.
@@ -194,9 +185,10 @@ bool ShardedOptimizer::has_state(std::size_t state, int parameter) const {
 
 std::vector<offload::StoreColumn> ShardedOptimizer::columns() const {
   std::vector<offload::StoreColumn> columns;
-  if (masters_ == Masters::kOwn)
-    columns.push_back({"master", nbytes_of(options_.master_dtype), 1, MemoryKind::kMaster});
-  if (masters_ == Masters::kRemainders) columns.push_back({"remainder", 2, 1, MemoryKind::kMaster});
+  if (masters_ != Masters::kParameters) {
+    columns.push_back({masters_ == Masters::kOwn ? "master" : "remainder",
+                       optim::master_nbytes(masters_, options_.master_dtype), 1, MemoryKind::kMaster});
+  }
   for (const optim::StateColumn& state : kept_) {
     columns.push_back({std::string(state.name), optim::block_nbytes(state.format), optim::block_numel(state.format),
                        MemoryKind::kOptimizer});
@@ -207,10 +199,8 @@ std::vector<offload::StoreColumn> ShardedOptimizer::columns() const {
 void ShardedOptimizer::add_states(std::span<const int> units) {
   const std::uint32_t master = masters_ == Masters::kParameters ? 0 : 1;
   const auto columns_of = [&](int parameter) {
-    std::uint32_t columns = master;
-    for (std::size_t state = 0; state < kept_.size(); ++state)
-      columns |= has_state(state, parameter) ? 1u << column_of(state) : 0;
-    return columns;
+    const optim::Rule* const rule = rule_of(parameter);
+    return master | (rule ? optim::which_of(kept_, *rule) << column_of(0) : 0);
   };
   std::vector<offload::StorePart> parts;
   for (const int u : units) {
@@ -270,18 +260,15 @@ void ShardedOptimizer::add_units(std::span<const int> units) {
 }
 
 ShardedOptimizer::Masters ShardedOptimizer::choose_masters() const {
-  if (options_.float_masters) return Masters::kOwn;
-  for (std::size_t u = 0; u < model_.units.size(); ++u) {
-    // Frozen units too: they may be unfrozen.
+  bool writes = !options_.float_masters;
+  for (std::size_t u = 0; u < model_.units.size(); ++u) {  // frozen ones too: they may be unfrozen
     const Range updated = update_range(static_cast<int>(u)), written = store_.writable_range(static_cast<int>(u));
-    // Elements that another rank writes for all cannot be the master of this rank.
-    if (layout::intersect(updated, written) != updated) return Masters::kOwn;
-    // Parameters of which it writes more than it updates are updated by others.
-    if (model_.param_dtype == options_.master_dtype && updated != written) return Masters::kOwn;
+    // Elements that another rank writes for all cannot be the master of this rank. Parameters of which it writes more
+    // than it updates are updated by others.
+    writes = writes && layout::intersect(updated, written) == updated;
+    writes = writes && (model_.param_dtype != options_.master_dtype || updated == written);
   }
-  if (model_.param_dtype == options_.master_dtype) return Masters::kParameters;
-  const bool can_split = model_.param_dtype == DType::kBFloat16 && model_.passes->splits_masters();
-  return can_split ? Masters::kRemainders : Masters::kOwn;
+  return optim::choose_masters(model_.param_dtype, options_.master_dtype, writes, model_.passes->splits_masters());
 }
 
 Range ShardedOptimizer::update_range(int unit) const {

@@ -2,11 +2,7 @@
 // ShardedOptimizer: master weights and optimizer states (optim/rule.h) of the ranges that this rank updates, and their
 // fused update. A ShardStore decides where they live.
 //
-// Master weights are fp32 or have the parameters' 16-bit dtype. They are kept in one of three ways, with the same bits
-// in each:
-//   the parameters themselves   of the masters' dtype, which this rank writes                 0 bytes
-//   16-bit remainders           fp32 masters of bf16 parameters that this rank writes         2 bytes
-//   a separate state            otherwise                                                     4 or 2 bytes
+// Master weights are fp32 or have the parameters' 16-bit dtype; optim/masters.h says how they are kept.
 #include <functional>
 #include <memory>
 #include <optional>
@@ -17,6 +13,7 @@
 #include "offload/disk_store.h"
 #include "offload/shard_store.h"
 #include "offload/split_store.h"
+#include "optim/masters.h"
 #include "optim/rule.h"
 #include "optim/whole_steps.h"
 #include "sharding/device_updates.h"
@@ -165,7 +162,7 @@ class ShardedOptimizer {
   double initial_of(std::size_t state, int parameter) const;
 
  private:
-  enum class Masters : std::uint8_t { kParameters, kRemainders, kOwn };
+  using Masters = optim::Masters;
   static constexpr std::size_t kMaster = 0;  ///< the master's column, unless the parameters are the masters
 
   Masters choose_masters() const;

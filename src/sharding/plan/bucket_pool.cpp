@@ -1,14 +1,12 @@
 // The gradient reducer's buckets, without memory.
 #include <algorithm>
-#include <charconv>
 #include <deque>
-#include <string>
 
 #include "layout/best_fit.h"
 #include "layout/bucket_schedule.h"
-#include "plan/pools.h"
+#include "sharding/plan/footprint.h"
 
-namespace zero::plan {
+namespace zero::sharding {
 namespace {
 
 constexpr int kMicroBatches = 3;
@@ -22,12 +20,12 @@ struct Buckets {
   std::vector<std::vector<Place>> places;    ///< by parameter
 };
 
-Buckets make_buckets(const ModelShape& model, const LaidOut& laid) {
+Buckets make_buckets(const ShardingPlan& shards) {
   Buckets buckets;
-  buckets.places.resize(model.parameters.size());
-  for (const auto& unit : laid.units) {
+  buckets.places.resize(shards.parameter_count());
+  for (const auto& unit : shards.units) {
     if (!unit.trainable) continue;
-    for (auto& bucket : layout::cut_into_buckets(unit.slots, unit.numel, laid.bucket_numel)) {
+    for (auto& bucket : layout::cut_into_buckets(unit.slots, unit.numel, shards.bucket_numel)) {
       for (std::size_t i = 0; i < bucket.parameters.size(); ++i)
         buckets.places[bucket.parameters[i]].push_back({static_cast<int>(buckets.numel.size()), static_cast<int>(i)});
       buckets.numel.push_back(bucket.range.numel());
@@ -107,79 +105,18 @@ class BucketPool {
   const bool in_flight_;
 };
 
-/// The order in which gradients are complete: a parameter's with the first of its uses, the last that
-/// backward reaches; the arguments of one operator last to first, as a linear layer's bias comes before its
-/// weight.
-std::vector<int> arrivals(const ModelShape& model) {
-  std::vector<bool> seen(model.parameters.size(), false);
-  std::vector<int> order;
-  for (const Use& use : uses_of(model)) {
-    for (const int p : use.parameters) {
-      if (seen[p]) continue;
-      seen[p] = true;
-      if (model.parameters[p].trainable) order.push_back(p);
-    }
-  }
-  std::reverse(order.begin(), order.end());
-  return order;
-}
-
-/// The layer that a parameter is of, "h.3" of "h.3.qkv.weight", if it is recomputed; else "".
-std::string recomputed_layer(const ModelShape& model, const std::string& name) {
-  if (!model.transformer || !model.transformer->checkpointing) return "";
-  for (std::size_t begin = 0; begin < name.size();) {
-    const std::size_t end = std::min(name.find('.', begin), name.size());
-    std::int64_t number = 0;
-    const auto [rest, error] = std::from_chars(name.data() + begin, name.data() + end, number);
-    if (error == std::errc() && rest == name.data() + end)
-      return number % model.transformer->checkpoint_every == 0 ? name.substr(0, end) : "";
-    begin = end + 1;
-  }
-  return "";
-}
-
-/// Gradients in the order in which they arrive, and together those that arrive in an order which is autograd's to
-/// choose: a recomputed layer's, when its backward ends.
-std::vector<std::vector<int>> arrivals_together(const ModelShape& model) {
-  std::vector<std::vector<int>> groups;
-  std::string layer_before;
-  for (const int p : arrivals(model)) {
-    std::string layer = recomputed_layer(model, model.parameters[static_cast<std::size_t>(p)].name);
-    if (layer.empty() || layer != layer_before) groups.emplace_back();
-    groups.back().push_back(p);
-    layer_before = std::move(layer);
-  }
-  return groups;
-}
-
 }  // namespace
 
-std::vector<Use> uses_of(const ModelShape& model) {
-  if (!model.uses.empty()) return model.uses;
-  std::vector<Use> uses;
-  std::string module_before;
-  for (std::size_t p = 0; p < model.parameters.size(); ++p) {
-    const std::string& name = model.parameters[p].name;
-    const auto dot = name.rfind('.');
-    const std::string module = dot == std::string::npos ? std::string() : name.substr(0, dot);
-    if (p == 0 || module != module_before) uses.emplace_back();
-    uses.back().parameters.push_back(static_cast<int>(p));
-    module_before = module;
-  }
-  return uses;
-}
-
-std::int64_t bucket_numel(const ModelShape& model, const LaidOut& laid) {
-  if (laid.sums_are_gradients && laid.update.keeps_gradients) return 0;
-  const std::int64_t sum = laid.padded_numel(/*trainable_only=*/true);
-  if (!laid.sharding.gradients) return sum;
-  if (sum / laid.bucket_numel > kMostBuckets)
-    return std::min(sum, layout::bucket_pool_limit(laid.bucket_numel, /*overlap=*/true));
-  const Buckets buckets = make_buckets(model, laid);
+std::int64_t bucket_pool_numel(const ShardingPlan& shards, const Workload& work) {
+  if (shards.sums_are_gradients && shards.update.keeps_gradients) return 0;
+  const std::int64_t sum = shards.padded_numel(/*trainable_only=*/true);
+  if (!shards.sharding.gradients) return sum;
+  if (sum / shards.bucket_numel > kMostBuckets)
+    return std::min(sum, layout::bucket_pool_limit(shards.bucket_numel, /*overlap=*/true));
+  const Buckets buckets = make_buckets(shards);
   std::int64_t largest = 0;
   for (const std::int64_t numel : buckets.numel) largest = std::max(largest, numel);
-  const std::vector<std::vector<int>> order = arrivals_together(model);
-  const std::int64_t limit = layout::bucket_pool_limit(largest, laid.overlap);
+  const std::int64_t limit = layout::bucket_pool_limit(largest, shards.overlap);
   const auto first_numel = [&](int p) {
     const auto& places = buckets.places[static_cast<std::size_t>(p)];
     return places.empty() ? 0 : buckets.numel[static_cast<std::size_t>(places.front().bucket)];
@@ -188,7 +125,7 @@ std::int64_t bucket_numel(const ModelShape& model, const LaidOut& laid) {
   const auto grown = [&](bool in_flight) {
     std::int64_t most = 0;
     for (const bool by_size : {false, true}) {
-      std::vector<std::vector<int>> tried = order;
+      std::vector<std::vector<int>> tried = work.arrivals;
       if (by_size) {
         for (auto& group : tried) std::ranges::stable_sort(group, {}, first_numel);
       }
@@ -202,8 +139,8 @@ std::int64_t bucket_numel(const ModelShape& model, const LaidOut& laid) {
     return most;
   };
   // Gradients on their way from a device are in flight, too.
-  if (!laid.place.uploads() && (!laid.overlap || laid.world_size == 1)) return grown(false);
+  if (!shards.place.uploads() && (!shards.overlap || shards.world_size == 1)) return grown(false);
   return std::max({grown(false), grown(true), std::min(limit, sum)});
 }
 
-}  // namespace zero::plan
+}  // namespace zero::sharding

@@ -3,9 +3,9 @@
 
 #include "layout/best_fit.h"
 #include "layout/gather_schedule.h"
-#include "plan/pools.h"
+#include "sharding/plan/footprint.h"
 
-namespace zero::plan {
+namespace zero::sharding {
 namespace {
 
 constexpr int kForward = 0, kBackward = 1;
@@ -13,22 +13,22 @@ constexpr int kForward = 0, kBackward = 1;
 constexpr int kSteps = 4;
 constexpr std::int64_t kMostMicroBatches = 3;
 
-std::vector<std::int64_t> unit_numels(const LaidOut& laid) {
+std::vector<std::int64_t> unit_numels(const ShardingPlan& shards) {
   std::vector<std::int64_t> numels;
-  for (const auto& unit : laid.units) numels.push_back(unit.numel);
+  for (const auto& unit : shards.units) numels.push_back(unit.numel);
   return numels;
 }
 
 /// Carries out the copying store's schedule without memory.
 class GatherPool {
  public:
-  GatherPool(const LaidOut& laid, const Config& config)
-      : laid_(laid),
-        schedule_(unit_numels(laid), laid.resident,
+  GatherPool(const ShardingPlan& shards, const Config& config)
+      : laid_(shards),
+        schedule_(unit_numels(shards), shards.resident,
                   {.max_live_numel = config.zero_optimization.stage3_max_live_parameters,
                    .max_reuse_numel = config.zero_optimization.stage3_max_reuse_distance,
-                   .window_numel = laid.prefetch_numel}),
-        buffer_of_(laid.units.size(), -1) {}
+                   .window_numel = shards.prefetch_numel}),
+        buffer_of_(shards.units.size(), -1) {}
 
   void operate(const std::vector<int>& units, int phase) {
     for (const int unit : units) carry_out(schedule_.use(unit, phase));
@@ -37,7 +37,7 @@ class GatherPool {
   void publish() { carry_out(schedule_.publish()); }
 
   void start_step() { gathered_numel_ = 0; }
-  GatherUse use() const { return {buffers_.total_numel(), gathered_numel_, schedule_.peak_live_numel()}; }
+  GatherUse use() const { return {buffers_.total_numel(), gathered_numel_}; }
 
  private:
   void carry_out(layout::GatherSchedule::Commands commands) {
@@ -52,26 +52,26 @@ class GatherPool {
     }
   }
 
-  const LaidOut& laid_;
+  const ShardingPlan& laid_;
   layout::GatherSchedule schedule_;
   layout::BestFit buffers_;
   std::vector<int> buffer_of_;  ///< by unit
   std::int64_t gathered_numel_ = 0;
 };
 
-std::vector<int> unit_of_parameter(const ModelShape& model, const LaidOut& laid) {
-  std::vector<int> unit_of(model.parameters.size(), -1);
-  for (std::size_t u = 0; u < laid.units.size(); ++u) {
-    for (const auto& slot : laid.units[u].slots) unit_of[slot.parameter] = static_cast<int>(u);
+std::vector<int> unit_of_parameter(const ShardingPlan& shards) {
+  std::vector<int> unit_of(shards.parameter_count(), -1);
+  for (std::size_t u = 0; u < shards.units.size(); ++u) {
+    for (const auto& slot : shards.units[u].slots) unit_of[slot.parameter] = static_cast<int>(u);
   }
   return unit_of;
 }
 
 /// Units of an operator's parameters, in the order of its arguments.
-std::vector<std::vector<int>> operators(const ModelShape& model, const LaidOut& laid, int phase) {
-  const std::vector<int> unit_of = unit_of_parameter(model, laid);
+std::vector<std::vector<int>> operators(const Workload& work, const ShardingPlan& shards, int phase) {
+  const std::vector<int> unit_of = unit_of_parameter(shards);
   std::vector<std::vector<int>> result;
-  for (const Use& use : uses_of(model)) {
+  for (const plan::Use& use : work.uses) {
     if (phase == kBackward && !use.in_backward) continue;
     result.emplace_back();
     for (const int p : use.parameters) result.back().push_back(unit_of[p]);
@@ -82,13 +82,13 @@ std::vector<std::vector<int>> operators(const ModelShape& model, const LaidOut& 
 
 }  // namespace
 
-GatherUse gather_use(const ModelShape& model, const LaidOut& laid, const Config& config) {
-  const bool gathers = !laid.place.reads_in_place() &&
-                       std::find(laid.resident.begin(), laid.resident.end(), false) != laid.resident.end();
+GatherUse gather_use(const ShardingPlan& shards, const Workload& work, const Config& config) {
+  const bool gathers = !shards.place.reads_in_place() &&
+                       std::find(shards.resident.begin(), shards.resident.end(), false) != shards.resident.end();
   if (!gathers) return {};
-  const auto forward = operators(model, laid, kForward), backward = operators(model, laid, kBackward);
-  const std::int64_t micro_batches = std::clamp<std::int64_t>(config.gradient_accumulation_steps, 1, kMostMicroBatches);
-  GatherPool pool(laid, config);
+  const auto forward = operators(work, shards, kForward), backward = operators(work, shards, kBackward);
+  const std::int64_t micro_batches = std::clamp<std::int64_t>(work.micro_batches, 1, kMostMicroBatches);
+  GatherPool pool(shards, config);
   for (int step = 0; step < kSteps; ++step) {
     pool.start_step();
     for (std::int64_t i = 0; i < micro_batches; ++i) {
@@ -99,10 +99,10 @@ GatherUse gather_use(const ModelShape& model, const LaidOut& laid, const Config&
   }
   GatherUse use = pool.use();
   // Micro-batches beyond those gone through gather as the last of them did, on average.
-  const auto more = static_cast<double>(std::max<std::int64_t>(config.gradient_accumulation_steps, 1)) /
-                    static_cast<double>(micro_batches);
+  const auto more =
+      static_cast<double>(std::max<std::int64_t>(work.micro_batches, 1)) / static_cast<double>(micro_batches);
   use.gathered_numel = static_cast<std::int64_t>(static_cast<double>(use.gathered_numel) * more);
   return use;
 }
 
-}  // namespace zero::plan
+}  // namespace zero::sharding

@@ -1,4 +1,4 @@
-#include "setup/laid_out.h"
+#include "sharding/plan/sharding_plan.h"
 
 #include <fmt/format.h>
 
@@ -10,10 +10,10 @@
 #include "config/features.h"
 #include "layout/bucket_schedule.h"
 #include "layout/module_tree.h"
-#include "setup/optimizer.h"
+#include "optim/configured.h"
 #include "zero/errors.h"
 
-namespace zero::setup {
+namespace zero::sharding {
 namespace {
 
 layout::UnitOptions unit_options(const Config& config, const layout::ModuleNode& tree) {
@@ -28,29 +28,29 @@ layout::UnitOptions unit_options(const Config& config, const layout::ModuleNode&
 using config::features::OffloadDevice;
 
 /// Of parameters in memory.
-bool use_node_shared(const Config& config, const LaidOut& laid, bool module_on_cpu) {
+bool use_node_shared(const Config& config, const ShardingPlan& shards, bool module_on_cpu) {
   using Store = Config::Zerotorch::Store;
   const auto wanted = config.zerotorch.store;
   if (wanted != Store::kAuto) return wanted == Store::kNodeShared;
-  return laid.hosts == 1 && module_on_cpu && laid.world_size > 1 && laid.sharding.parameters;
+  return shards.hosts == 1 && module_on_cpu && shards.world_size > 1 && shards.sharding.parameters;
 }
 
 /// A single rank has all parameters where its module is, unless they are to be in host memory, and that is elsewhere.
-bool stays_whole(const Config& config, const Ranks& ranks, const LaidOut& laid) {
-  if (!laid.sharding.parameters) return true;
+bool stays_whole(const Config& config, const Ranks& ranks, const ShardingPlan& shards) {
+  if (!shards.sharding.parameters) return true;
   const auto& zero = config.zero_optimization;
-  if (laid.world_size > 1 || zero.offload_param.device == OffloadDevice::kNvme) return false;
+  if (shards.world_size > 1 || zero.offload_param.device == OffloadDevice::kNvme) return false;
   const bool in_host_memory = zero.cpu_offload_param || zero.offload_param.device != OffloadDevice::kNone;
   return ranks.module_on_cpu || !ranks.on_cpu || !in_host_memory;
 }
 
-std::vector<bool> residents(const Config& config, const Ranks& ranks, const LaidOut& laid) {
-  const std::size_t count = laid.units.size();
-  if (laid.place.reads_in_place()) return std::vector<bool>(count, false);
-  if (stays_whole(config, ranks, laid)) return std::vector<bool>(count, true);
+std::vector<bool> residents(const Config& config, const Ranks& ranks, const ShardingPlan& shards) {
+  const std::size_t count = shards.units.size();
+  if (shards.place.reads_in_place()) return std::vector<bool>(count, false);
+  if (stays_whole(config, ranks, shards)) return std::vector<bool>(count, true);
   const auto& zero = config.zero_optimization;
   std::vector<layout::UnitSize> sizes;
-  for (const layout::Unit& unit : laid.units) {
+  for (const layout::Unit& unit : shards.units) {
     std::int64_t largest = 0;
     for (const auto& slot : unit.slots) largest = std::max(largest, slot.numel);
     sizes.push_back({unit.numel, largest});
@@ -59,16 +59,16 @@ std::vector<bool> residents(const Config& config, const Ranks& ranks, const Laid
                                 zero.stage3_model_persistence_threshold);
 }
 
-void choose_rules(const std::vector<layout::ParameterInfo>& parameters, const Config& config, LaidOut& laid) {
-  const optim::Rule &rule = rule_of(config), &of_rest = rule_of(config, /*by_muon=*/false);
+void choose_rules(const std::vector<layout::ParameterInfo>& parameters, const Config& config, ShardingPlan& shards) {
+  const optim::Rule &rule = optim::rule_of(config), &of_rest = optim::rule_of(config, /*by_muon=*/false);
   std::vector<std::optional<layout::TensorPlace>> whole(parameters.size());  // in their order
-  for (std::size_t u = 0; u < laid.units.size(); ++u) {
-    auto& rules = laid.rules.emplace_back();
-    for (const layout::Slot& slot : laid.units[u].slots) {
+  for (std::size_t u = 0; u < shards.units.size(); ++u) {
+    auto& rules = shards.rules.emplace_back();
+    for (const layout::Slot& slot : shards.units[u].slots) {
       const auto p = static_cast<std::size_t>(slot.parameter);
       const auto& [name, shape] = std::tie(parameters[p].name, parameters[p].shape);
       const bool is_known = !shape.empty() || parameters[p].numel == 1;
-      const bool by_muon = !is_known || is_for_muon(name, static_cast<int>(shape.size()));
+      const bool by_muon = !is_known || optim::is_for_muon(name, static_cast<int>(shape.size()));
       rules.push_back(by_muon ? &rule : &of_rest);
       if (optim::brings_together(*rules.back())) whole[p] = layout::TensorPlace{static_cast<int>(u), slot.range()};
     }
@@ -77,30 +77,31 @@ void choose_rules(const std::vector<layout::ParameterInfo>& parameters, const Co
   for (std::size_t p = 0; p < whole.size(); ++p) {
     if (!whole[p]) continue;
     places.push_back(*whole[p]);
-    const bool trainable = laid.units[static_cast<std::size_t>(whole[p]->unit)].trainable;
+    const bool trainable = shards.units[static_cast<std::size_t>(whole[p]->unit)].trainable;
     const std::int64_t numel = trainable ? optim::tensor_state_numel(rule, parameters[p].shape) : 0;
-    laid.whole_state_nbytes.push_back(numel * static_cast<std::int64_t>(sizeof(float)));
+    shards.whole_state_nbytes.push_back(numel * static_cast<std::int64_t>(sizeof(float)));
   }
   if (places.empty()) return;
   std::vector<std::vector<std::int64_t>> cuts;
-  for (std::size_t u = 0; u < laid.units.size(); ++u) cuts.push_back(laid.cuts(u));
-  laid.whole = layout::plan_rounds(places, cuts);
+  for (std::size_t u = 0; u < shards.units.size(); ++u) cuts.push_back(shards.cuts(u));
+  shards.whole = layout::plan_rounds(places, cuts);
   for (std::size_t t = 0; t < places.size(); ++t) {
     const auto& [unit, range] = places[t];
-    if (!laid.units[static_cast<std::size_t>(unit)].trainable) continue;
+    if (!shards.units[static_cast<std::size_t>(unit)].trainable) continue;
     const auto& its = cuts[static_cast<std::size_t>(unit)];
-    const auto owner = static_cast<std::size_t>(laid.whole.owner[t]);
+    const auto owner = static_cast<std::size_t>(shards.whole.owner[t]);
     const std::int64_t elsewhere = range.numel() - layout::intersect(range, {its[owner], its[owner + 1]}).numel();
     // To the owner and back; or from it to all the others.
-    laid.whole_moved_numel += laid.sharding.optimizer_states ? 2 * elsewhere : (laid.world_size - 1) * range.numel();
+    shards.whole_moved_numel +=
+        shards.sharding.optimizer_states ? 2 * elsewhere : (shards.world_size - 1) * range.numel();
   }
 }
 
 /// Where states of units are on the accelerator: units by turns, so that both sides have of every part of the model.
-std::vector<bool> split_states(double ratio, const LaidOut& laid) {
+std::vector<bool> split_states(double ratio, const ShardingPlan& shards) {
   std::vector<bool> on_device;
   double wanted = 0, placed = 0;
-  for (const layout::Unit& unit : laid.units) {
+  for (const layout::Unit& unit : shards.units) {
     const auto numel = static_cast<double>(unit.numel);
     wanted += (1 - ratio) * numel;
     const bool there = unit.numel > 0 && placed + numel / 2 <= wanted;
@@ -110,18 +111,18 @@ std::vector<bool> split_states(double ratio, const LaidOut& laid) {
   return on_device;
 }
 
-layout::Tier tier_of_parameters(const Config& config, const Ranks& ranks, const LaidOut& laid) {
+layout::Tier tier_of_parameters(const Config& config, const Ranks& ranks, const ShardingPlan& shards) {
   using layout::Tier;
-  if (use_node_shared(config, laid, ranks.module_on_cpu)) return Tier::kHostShared;
+  if (use_node_shared(config, shards, ranks.module_on_cpu)) return Tier::kHostShared;
   // Shards of the ranks of a host are once in its memory, and those on devices where all can read them.
   const bool all_reach_them = ranks.on_cpu ? ranks.hosts == 1 : ranks.reads_in_place;
-  const bool are_shared = !ranks.module_on_cpu && (ranks.count > 1 || !stays_whole(config, ranks, laid)) &&
-                          all_reach_them && laid.sharding.optimizer_states;
+  const bool are_shared = !ranks.module_on_cpu && (ranks.count > 1 || !stays_whole(config, ranks, shards)) &&
+                          all_reach_them && shards.sharding.optimizer_states;
   if (ranks.on_cpu) return are_shared ? Tier::kHostShared : Tier::kHost;
   return are_shared ? Tier::kDeviceShared : Tier::kDevice;
 }
 
-layout::Placements place(const config::Setting& setting, const Ranks& ranks, const LaidOut& laid) {
+layout::Placements place(const config::Setting& setting, const Ranks& ranks, const ShardingPlan& shards) {
   using layout::Tier;
   namespace features = config::features;
   const Config& config = setting.config;
@@ -134,11 +135,11 @@ layout::Placements place(const config::Setting& setting, const Ranks& ranks, con
   };
   layout::Placements place;
   place.parameters = in_memory_unless(features::kParametersOnDisk, zero.offload_param.buffer_count,
-                                      tier_of_parameters(config, ranks, laid));
+                                      tier_of_parameters(config, ranks, shards));
   place.gradients =
       in_memory_unless(features::kGradientsOnDisk, config.zerotorch.offload_gradients.buffer_count, in_memory);
   place.states = in_memory_unless(features::kStatesOnDisk, zero.offload_optimizer.buffer_count, in_memory);
-  if (features::divides_states(setting)) place.states.on_device = split_states(zero.offload_optimizer.ratio, laid);
+  if (features::divides_states(setting)) place.states.on_device = split_states(zero.offload_optimizer.ratio, shards);
   place.activations = in_memory_unless(features::kActivationsOnDisk, config.zerotorch.offload_activations.buffer_count,
                                        config.activations_in_host_memory() ? Tier::kHost : of_module);
   const bool reads_in_place = place.parameters.tier == Tier::kHostShared && ranks.module_on_cpu;
@@ -147,16 +148,22 @@ layout::Placements place(const config::Setting& setting, const Ranks& ranks, con
 }
 
 /// Optimizers of whole tensors work in the memory of their sums, in fp32.
-bool sums_are_gradients(const Config& config, const Ranks& ranks, const LaidOut& laid) {
+bool sums_are_gradients(const Config& config, const Ranks& ranks, const ShardingPlan& shards) {
   const bool has_one = ranks.count == 1 && config.gradient_accumulation_steps == 1;
-  if (!has_one || laid.place.gradients.is_on_disk()) return false;
-  const bool changes_them = rule_of(config).whole || rule_of(config, /*by_muon=*/false).whole;
-  return laid.sum_dtype == laid.gradient_dtype || (laid.sum_dtype == DType::kFloat32 && !changes_them);
+  if (!has_one || shards.place.gradients.is_on_disk()) return false;
+  const bool changes_them = optim::rule_of(config).whole || optim::rule_of(config, /*by_muon=*/false).whole;
+  return shards.sum_dtype == shards.gradient_dtype || (shards.sum_dtype == DType::kFloat32 && !changes_them);
 }
 
 }  // namespace
 
-std::int64_t LaidOut::padded_numel(bool trainable_only) const {
+std::size_t ShardingPlan::parameter_count() const {
+  std::size_t count = 0;
+  for (const auto& unit : units) count += unit.slots.size();
+  return count;
+}
+
+std::int64_t ShardingPlan::padded_numel(bool trainable_only) const {
   std::int64_t sum = 0;
   for (const auto& unit : units) sum += unit.trainable || !trainable_only ? unit.numel : 0;
   return sum;
@@ -167,37 +174,37 @@ namespace {
 /// Adds up `nbytes_of(rule, numel)` over what of `range` belongs to each slot; padding belongs to the slot
 /// before it.
 template <class NbytesOf>
-std::int64_t sum_over_rules(const LaidOut& laid, std::size_t unit, layout::Range range, NbytesOf nbytes_of) {
-  const auto& slots = laid.units[unit].slots;
+std::int64_t sum_over_rules(const ShardingPlan& shards, std::size_t unit, layout::Range range, NbytesOf nbytes_of) {
+  const auto& slots = shards.units[unit].slots;
   std::int64_t sum = 0;
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    const std::int64_t end = i + 1 < slots.size() ? slots[i + 1].offset_numel : laid.units[unit].numel;
+    const std::int64_t end = i + 1 < slots.size() ? slots[i + 1].offset_numel : shards.units[unit].numel;
     const layout::Range part = layout::intersect({slots[i].offset_numel, end}, range);
-    if (!part.empty()) sum += nbytes_of(*laid.rules[unit][i], part.numel());
+    if (!part.empty()) sum += nbytes_of(*shards.rules[unit][i], part.numel());
   }
   return sum;
 }
 
 }  // namespace
 
-std::int64_t LaidOut::state_nbytes(std::size_t unit, layout::Range range) const {
+std::int64_t ShardingPlan::state_nbytes(std::size_t unit, layout::Range range) const {
   return sum_over_rules(*this, unit, range,
                         [](const optim::Rule& rule, std::int64_t numel) { return rule.state_nbytes(numel); });
 }
 
-std::int64_t LaidOut::wide_state_nbytes(std::size_t unit, layout::Range range) const {
+std::int64_t ShardingPlan::wide_state_nbytes(std::size_t unit, layout::Range range) const {
   return sum_over_rules(*this, unit, range, [](const optim::Rule& rule, std::int64_t numel) {
     return numel * static_cast<std::int64_t>(rule.states.size() * sizeof(float));
   });
 }
 
-std::int64_t LaidOut::whole_state_nbytes_of(int rank) const {
+std::int64_t ShardingPlan::whole_state_nbytes_of(int rank) const {
   std::int64_t sum = 0;
   for (std::size_t t = 0; t < whole_state_nbytes.size(); ++t) sum += whole.owner[t] == rank ? whole_state_nbytes[t] : 0;
   return sum;
 }
 
-layout::SlotCuts LaidOut::parameter_slots() const {
+layout::SlotCuts ShardingPlan::parameter_slots() const {
   std::int64_t largest = 0;
   for (std::size_t u = 0; u < units.size(); ++u) {
     if (!resident[u]) largest = std::max(largest, (units[u].numel + world_size - 1) / world_size);
@@ -209,7 +216,7 @@ layout::SlotCuts LaidOut::parameter_slots() const {
   return slots;
 }
 
-std::int64_t LaidOut::largest_unit() const {
+std::int64_t ShardingPlan::largest_unit() const {
   std::int64_t largest = 0;
   for (const auto& unit : units) largest = std::max(largest, unit.numel);
   return largest;
@@ -221,40 +228,40 @@ bool wants_nccl(const Config& config, int hosts) {
   return wanted == Transport::kNccl || (wanted == Transport::kAuto && hosts > 1);
 }
 
-LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layout::ModuleNode& tree,
-                const Config& config, const Ranks& ranks) {
+ShardingPlan plan_sharding(const std::vector<layout::ParameterInfo>& parameters, const layout::ModuleNode& tree,
+                           const Config& config, const Ranks& ranks) {
   const config::Setting setting{
       .config = config, .module_on_gpu = !ranks.module_on_cpu, .shards_on_gpu = !ranks.on_cpu, .hosts = ranks.hosts};
   config::refuse_excluded(setting);
   const auto& zero = config.zero_optimization;
-  LaidOut laid;
-  laid.units = layout::make_units(tree, parameters, unit_options(config, tree));
-  laid.sharding = layout::sharding_of_stage(zero.stage, ranks.count);
-  laid.param_dtype = config.param_dtype();
-  laid.gradient_dtype = config.communication_dtype.value_or(laid.param_dtype);
-  laid.sum_dtype = config.sum_dtype();
-  laid.master_dtype = config.master_dtype();
-  laid.world_size = ranks.count;
-  laid.hosts = ranks.hosts;
-  laid.overlap = zero.overlaps_comm();
-  laid.update = config::kind_of(config.zerotorch.update);
-  laid.bucket_numel = layout::bucket_numel(zero.reduce_bucket_size, ranks.count, ranks.on_cpu);
-  laid.prefetch_numel = laid.overlap ? zero.stage3_prefetch_bucket_size : 0;
-  laid.sub_group_numel = layout::round_up(zero.sub_group_numel(), layout::kBlockNumel);
-  laid.place = place(setting, ranks, laid);
+  ShardingPlan shards;
+  shards.units = layout::make_units(tree, parameters, unit_options(config, tree));
+  shards.sharding = layout::sharding_of_stage(zero.stage, ranks.count);
+  shards.param_dtype = config.param_dtype();
+  shards.gradient_dtype = config.communication_dtype.value_or(shards.param_dtype);
+  shards.sum_dtype = config.sum_dtype();
+  shards.master_dtype = config.master_dtype();
+  shards.world_size = ranks.count;
+  shards.hosts = ranks.hosts;
+  shards.overlap = zero.overlaps_comm();
+  shards.update = config::kind_of(config.zerotorch.update);
+  shards.bucket_numel = layout::bucket_numel(zero.reduce_bucket_size, ranks.count, ranks.on_cpu);
+  shards.prefetch_numel = shards.overlap ? zero.stage3_prefetch_bucket_size : 0;
+  shards.sub_group_numel = layout::round_up(zero.sub_group_numel(), layout::kBlockNumel);
+  shards.place = place(setting, ranks, shards);
   constexpr std::int64_t kMostUpdatedNumel = 4 << 20;
-  if (std::ranges::find(laid.place.states.on_device, true) != laid.place.states.on_device.end())
-    laid.device_update_numel = std::min(laid.sub_group_numel, kMostUpdatedNumel);
-  const bool from_disk = laid.place.parameters.is_on_disk();
+  if (std::ranges::find(shards.place.states.on_device, true) != shards.place.states.on_device.end())
+    shards.device_update_numel = std::min(shards.sub_group_numel, kMostUpdatedNumel);
+  const bool from_disk = shards.place.parameters.is_on_disk();
   // Shards begin where pages of the file may.
-  if (from_disk) laid.cut_numel = std::max(layout::kBlockNumel, layout::kColumnAlignNbytes / laid.low_nbytes());
-  laid.sums_are_gradients = sums_are_gradients(config, ranks, laid);
+  if (from_disk) shards.cut_numel = std::max(layout::kBlockNumel, layout::kColumnAlignNbytes / shards.low_nbytes());
+  shards.sums_are_gradients = sums_are_gradients(config, ranks, shards);
   // Less than a unit ahead would be none at all, and the disk or the GPU's bus idle.
-  if (laid.prefetch_numel > 0 && (from_disk || !ranks.module_on_cpu))
-    laid.prefetch_numel = std::max(laid.prefetch_numel, laid.largest_unit());
-  laid.resident = residents(config, ranks, laid);
-  choose_rules(parameters, config, laid);
-  return laid;
+  if (shards.prefetch_numel > 0 && (from_disk || !ranks.module_on_cpu))
+    shards.prefetch_numel = std::max(shards.prefetch_numel, shards.largest_unit());
+  shards.resident = residents(config, ranks, shards);
+  choose_rules(parameters, config, shards);
+  return shards;
 }
 
-}  // namespace zero::setup
+}  // namespace zero::sharding

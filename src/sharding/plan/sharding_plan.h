@@ -14,7 +14,7 @@
 #include "zero/config.h"
 #include "zero/dtype.h"
 
-namespace zero::setup {
+namespace zero::sharding {
 
 /// The ranks that hold the same model, and where they are.
 struct Ranks {
@@ -29,7 +29,7 @@ struct Ranks {
 /// name another way, and where it names NCCL.
 bool wants_nccl(const Config& config, int hosts);
 
-struct LaidOut {
+struct ShardingPlan {
   std::vector<layout::Unit> units;
   layout::Sharding sharding;
   layout::Placements place;
@@ -75,6 +75,11 @@ struct LaidOut {
   std::int64_t wide_state_nbytes(std::size_t unit, layout::Range range) const;
   /// Of whole tensors' states, of those that the rank changes.
   std::int64_t whole_state_nbytes_of(int rank) const;
+  std::size_t parameter_count() const;
+  /// Where shards, sums and states are that are in memory.
+  layout::Tier memory_tier() const {
+    return place.parameters.is_on_disk() ? layout::Tier::kHost : place.parameters.tier;
+  }
   /// Elements of all units, of the trainable ones only if so wanted.
   std::int64_t padded_numel(bool trainable_only = false) const;
   std::int64_t largest_unit() const;
@@ -82,7 +87,7 @@ struct LaidOut {
 };
 
 /// Throws ConfigError for unknown unit names, and what config::exclusions() refuses.
-LaidOut lay_out(const std::vector<layout::ParameterInfo>& parameters, const layout::ModuleNode& tree,
-                const Config& config, const Ranks& ranks);
+ShardingPlan plan_sharding(const std::vector<layout::ParameterInfo>& parameters, const layout::ModuleNode& tree,
+                           const Config& config, const Ranks& ranks);
 
-}  // namespace zero::setup
+}  // namespace zero::sharding

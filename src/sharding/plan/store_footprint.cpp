@@ -1,0 +1,96 @@
+// What the parameter stores hold and move: shards, resident units, buffers of gathers.
+#include <algorithm>
+
+#include "layout/state_slots.h"
+#include "sharding/plan/footprint.h"
+
+namespace zero::sharding {
+namespace {
+
+using layout::Tier;
+using Share = Footprint::Share;
+
+/// Of the host's memory. Units that are read from a disk are there once for all ranks of the host: at the most all
+/// units, or what each rank holds where no two hold the same, and one more (storage/host_units.h).
+std::int64_t gather_nbytes_of_host(const ShardingPlan& shards, std::int64_t pool_numel) {
+  if (!shards.place.parameters.is_on_disk())
+    return shards.place.parameters.tier == Tier::kHostShared ? 0 : pool_numel * shards.low_nbytes();
+  std::int64_t all = 0;
+  for (std::size_t u = 0; u < shards.units.size(); ++u) all += shards.resident[u] ? 0 : shards.units[u].numel;
+  if (all == 0) return 0;
+  const std::int64_t most =
+      (std::min(all, pool_numel * shards.world_size) + shards.largest_unit()) * shards.low_nbytes();
+  return (most + shards.world_size - 1) / shards.world_size;
+}
+
+/// Shards in a file, each read once in an update and written, and read by every gather.
+DiskUse disk_use(const ShardingPlan& shards, int rank, double gathered_numel) {
+  const layout::ColumnShape low{shards.low_nbytes(), 1};
+  const layout::SlotCuts slots = shards.parameter_slots();
+  DiskUse use;
+  for (std::size_t u = 0; u < shards.units.size(); ++u) {
+    if (!shards.resident[u]) use.file_nbytes += layout::slots_nbytes({&low, 1}, {shards.shard(u, rank), 1, 0}, slots);
+  }
+  if (use.file_nbytes > 0)
+    use.buffers_nbytes = shards.place.parameters.disk_buffers * layout::slot_nbytes({&low, 1}, 1, slots.slot_numel);
+  use.written_nbytes = static_cast<double>(use.file_nbytes);
+  use.read_nbytes = use.written_nbytes + gathered_numel * static_cast<double>(shards.low_nbytes()) / shards.world_size;
+  return use;
+}
+
+void declare_units(Footprint& out) {
+  const ShardingPlan& shards = out.shards();
+  const layout::Placements& place = shards.place;
+  const Share of_shard = place.reads_in_place() ? Share::kHostShard : Share::kShard;
+  const bool is_copied = place.copies_from_shared() || place.uploads();
+  for (std::size_t u = 0; u < shards.units.size(); ++u) {
+    const auto hold = [&](Tier tier, Share share) {
+      out.hold_of_unit(MemoryKind::kParameters, tier, u, share, shards.low_nbytes());
+    };
+    const bool is_whole = shards.resident[u] && !place.copies_from_shared();
+    if (is_whole || !place.parameters.is_on_disk()) hold(shards.memory_tier(), is_whole ? Share::kWhole : of_shard);
+    if (shards.resident[u] && is_copied) hold(Tier::kDevice, Share::kWhole);
+  }
+}
+
+/// Elements that a step gathers, on average over ranks, and publishes.
+void declare_traffic(Footprint& out, double gathered_numel) {
+  const ShardingPlan& shards = out.shards();
+  const layout::Placements& place = shards.place;
+  StepTraffic& traffic = out.traffic;
+  const auto low = static_cast<double>(shards.low_nbytes());
+  double resident = 0;
+  for (std::size_t u = 0; u < shards.units.size(); ++u)
+    resident += shards.resident[u] && shards.units[u].trainable ? static_cast<double>(shards.units[u].numel) : 0;
+  if (place.uploads()) traffic.to_device_nbytes += (resident + gathered_numel) * low;
+  if (shards.world_size == 1) return;
+  const double world = shards.world_size, others = (world - 1) / world;
+  // From a disk nothing comes from other ranks, nor where a host has everything.
+  const bool is_on_host = place.uploads() && place.parameters.tier == Tier::kHostShared;
+  if (!place.parameters.is_on_disk() && !is_on_host) traffic.gathered_numel += gathered_numel * others;
+  const double to_all = is_on_host || !shards.sharding.optimizer_states ? 0 : resident * others;
+  // Parameters that exist once on every host: to each host once.
+  const auto trainable = static_cast<double>(shards.padded_numel(/*trainable_only=*/true));
+  const double to_hosts = place.reads_in_place() ? trainable * (shards.hosts - 1) / world : 0;
+  traffic.published_numel += to_all + to_hosts;
+  traffic.from_ranks_nbytes += (traffic.gathered_numel + to_all) * low;
+  traffic.to_hosts_nbytes += to_hosts * low;
+}
+
+}  // namespace
+
+void declare_store(Footprint& out, const Workload& work, const Config& config) {
+  const ShardingPlan& shards = out.shards();
+  declare_units(out);
+  const GatherUse gather = gather_use(shards, work, config);
+  const bool is_there = layout::is_on_device(shards.memory_tier());
+  if (is_there || shards.place.uploads())
+    out.reach(MemoryKind::kGather, Tier::kDevice, gather.pool_numel * shards.low_nbytes());
+  if (!is_there) out.reach(MemoryKind::kGather, Tier::kHost, gather_nbytes_of_host(shards, gather.pool_numel));
+  const auto gathered = static_cast<double>(gather.gathered_numel);
+  if (shards.place.parameters.is_on_disk())
+    out.hold_on_disk([&shards, gathered](int rank) { return disk_use(shards, rank, gathered); });
+  declare_traffic(out, gathered);
+}
+
+}  // namespace zero::sharding
