@@ -93,9 +93,7 @@ void Engine::set_progress(const Progress& progress) {
   scaler.skipped_steps = progress.skipped_steps;
   if (progress.loss_scale && impl.training.scaler.dynamic()) scaler.scale = *progress.loss_scale;
   impl.training.scaler.set_state(scaler);
-  if (!impl.program_optimizer) {
-    for (std::size_t p = 0; p < updates.size(); ++p) impl.optimizer->set_steps_of(static_cast<int>(p), updates[p]);
-  }
+  for (std::size_t p = 0; p < updates.size(); ++p) impl.optimizer_source->set_updates(static_cast<int>(p), updates[p]);
   impl.end_random_stream();
 }
 

@@ -241,9 +241,7 @@ void make_parts(Engine::Impl& impl, const sharding::ShardingPlan& shards, Optimi
     }
   }
   impl.training.scaler = make_scaler(impl.config);
-  impl.base_lr = std::move(setup.base_lr);
-  impl.training.lr_overrides.resize(impl.base_lr.size());
-  impl.client = std::move(setup.client);
+  impl.training.lr_overrides.resize(setup.options.groups.size());
   if (!shards.update.keeps_gradients) setup.options.bucket_numel = shards.bucket_numel;
   // What changes directions in place, and a program's own optimizer, take them as they are added.
   const bool reads_narrow = !setup.options.float_masters &&
@@ -550,14 +548,6 @@ void check_device(const Engine::Impl& impl, const sharding::ShardingPlan& shards
   }
 }
 
-/// *Collective.* The program's own optimizer over the masters that there are by now. Throws ConfigError.
-void make_program_optimizer(Engine::Impl& impl, const OptimizerFactory& factory, std::string name) {
-  impl.program_optimizer = std::make_unique<ProgramOptimizer>(impl.model, *impl.optimizer, factory, std::move(name));
-  if (auto difference = first_difference(impl.program_optimizer->class_name(), impl.groups.all, "optimizer")) {
-    throw ConfigError(fmt::format("optimizer_factory makes different optimizers: {}", *difference));
-  }
-}
-
 /// For a model that nobody trains: what is only for training is refused or not used. Throws ConfigError.
 void prepare_for_evaluation(Engine::Impl& impl, const InitializeOptions& options) {
   if (options.optimizer || options.optimizer_factory || options.schedule || !options.parameter_groups.empty()) {
@@ -601,8 +591,7 @@ void join_ranks(Engine::Impl& impl, const sharding::ShardingPlan& shards, const 
   make_transport(impl.model, place.moved_by);
   MicroBatchRandom::interrupt();
   impl.training.seed = choose_seed(impl.config, impl.number, impl.groups.all);
-  const OptimizerFactory factory = std::move(setup.factory);
-  const std::string factory_name = std::move(setup.factory_name);
+  impl.optimizer_source = std::move(setup.source);
   make_parts(impl, shards, std::move(setup));
   make_replicated_alike(impl.groups, impl.inventory,
                         impl.config.zerotorch.verify_parameters == Config::Zerotorch::VerifyParameters::kVerify);
@@ -610,7 +599,7 @@ void join_ranks(Engine::Impl& impl, const sharding::ShardingPlan& shards, const 
   adopt_parameters(impl);
   adopt_buffers(impl, moves_buffers);
   if (impl.evaluation_only) freeze(impl);
-  if (factory) make_program_optimizer(impl, factory, factory_name);
+  impl.optimizer_source->attach(impl.model, *impl.optimizer, impl.groups.all);
   impl.gradients = std::make_unique<Gradients>(impl);
   impl.gradients->hook();
   add_checks(impl);

@@ -231,6 +231,12 @@ ClientOptimizer::ClientOptimizer(torch::optim::Optimizer& optimizer)
 
 ClientOptimizer::~ClientOptimizer() = default;
 
+void ClientOptimizer::read_options() {
+  check_parameters();
+  for (std::size_t g = 0; g < groups_.size(); ++g)
+    optimizer().set_hyper(g, hyper_of_update(g, optimizer().steps() == 0));
+}
+
 void ClientOptimizer::check_parameters() const {
   // Its options go with it.
   if (std::ranges::any_of(groups_, [](const auto& group) { return !group->read; })) return;

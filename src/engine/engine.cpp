@@ -125,9 +125,7 @@ Engine::Impl::~Impl() {
 
 double Engine::Impl::lr_of(std::size_t optimizer_group) const {
   if (const auto& set = training.lr_overrides[optimizer_group]) return *set;
-  const double base = client              ? client->hyper(optimizer_group).lr
-                      : program_optimizer ? program_optimizer->base_lr(optimizer_group)
-                                          : base_lr[optimizer_group];
+  const double base = optimizer_source->base_lr(optimizer_group);
   if (!schedule) return optim::learning_rate_at(config.scheduler, base, schedule_step());
   const double rate = schedule(schedule_step(), base);
   if (!(rate >= 0 && std::isfinite(rate))) {
@@ -144,11 +142,10 @@ std::int64_t Engine::Impl::schedule_step() const {
 }
 
 void Engine::Impl::refresh_rates() {
-  rates.resize(base_lr.size());
-  if (client) client->check_parameters();
+  optimizer_source->read_options();
+  rates.resize(optimizer->groups().size());
   const auto betas = optim::betas_at(config.scheduler, schedule_step());
-  for (std::size_t g = 0; g < base_lr.size(); ++g) {
-    if (client) optimizer->set_hyper(g, client->hyper_of_update(g, optimizer->steps() == 0));
+  for (std::size_t g = 0; g < rates.size(); ++g) {
     if (betas) {
       optim::Hyper hyper = optimizer->groups()[g].hyper;
       std::tie(hyper.beta1, hyper.beta2) = *betas;
@@ -277,13 +274,7 @@ void Engine::Impl::apply_step(double average) {
   double scale = sums_are_averages ? 1.0 : average;
   const double bound = config.gradient_clipping;
   if (bound > 0 && grad_norm > bound) scale *= bound / (grad_norm + 1e-6);
-  if (program_optimizer) {
-    reducer->replicate();
-    sharding::Stopwatch watch(timeline, &StepBreakdown::update);
-    program_optimizer->update(*reducer, rates, scale);
-  } else {
-    update->end_accumulation(rates, scale);
-  }
+  optimizer_source->update(*update, *reducer, timeline, rates, scale);
   publish_update();
 }
 

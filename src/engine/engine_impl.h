@@ -9,13 +9,12 @@
 #include "config/update_kind.h"
 #include "engine/activation_home.h"
 #include "engine/buffers.h"
-#include "engine/client_optimizer.h"
 #include "engine/entry.h"
 #include "engine/gradients.h"
 #include "engine/groups.h"
 #include "engine/inventory.h"
 #include "engine/micro_batch_random.h"
-#include "engine/program_optimizer.h"
+#include "engine/optimizer_source.h"
 #include "engine/training_state.h"
 #include "observe/step_observer.h"
 #include "optim/lr_schedule.h"
@@ -100,9 +99,7 @@ struct Engine::Impl {
   std::unique_ptr<engine::Gradients> gradients;
   std::optional<engine::BufferSync> buffers;
 
-  std::unique_ptr<engine::ClientOptimizer> client;                    ///< where there is one
-  std::unique_ptr<engine::ProgramOptimizer> program_optimizer;        ///< it updates, where there is one
-  std::vector<double> base_lr;                                        ///< by optimizer group
+  std::unique_ptr<engine::OptimizerSource> optimizer_source;
   std::function<double(std::int64_t step, double base_lr)> schedule;  ///< the program's; empty: the configuration's
   std::vector<double> rates;                                          ///< by optimizer group, of the next update
   engine::TrainingState training;
@@ -151,7 +148,7 @@ struct Engine::Impl {
   double lr_of(std::size_t optimizer_group) const;
   /// Updates before the next one, as schedules count them.
   std::int64_t schedule_step() const;
-  /// Reads schedule, overrides and the client's optimizer for the next update. Not while one may be under way.
+  /// Reads schedule, overrides and the optimizer's options for the next update. Not while one may be under way.
   void refresh_rates();
   /// False: they are used up in backward.
   bool keeps_gradients() const { return config::kind_of(config.zerotorch.update).keeps_gradients; }
@@ -251,11 +248,8 @@ offload::DiskOptions disk_of(const Config& config, const std::string& folder, st
 struct OptimizerSetup {
   optim::Algorithm algorithm = optim::Algorithm::kAdam;
   sharding::OptimizerOptions options;
-  std::unique_ptr<ClientOptimizer> client;
-  OptimizerFactory factory;     ///< empty: none
-  std::string factory_name;     ///< what the program calls its optimizer; empty: its class
-  std::vector<double> base_lr;  ///< by group
-  std::string description;      ///< for the log
+  std::unique_ptr<OptimizerSource> source;
+  std::string description;  ///< for the log
 };
 /// Hyper-parameters from the JSON or the client optimizer, and which parameter uses which. Local. Throws
 /// ConfigError.

@@ -65,52 +65,6 @@ at::Tensor to_flat(const Engine::Impl& impl, int p, const at::Tensor& value) {
   return flat;
 }
 
-/// States of a parameter that is trained, by name.
-std::vector<std::string> state_names(const sharding::ShardedOptimizer& optimizer, int parameter) {
-  std::vector<std::string> names;
-  for (const auto& known : optimizer.tensor_states(parameter)) names.emplace_back(known.name);
-  for (std::size_t state = 0; state < optimizer.states().size(); ++state) {
-    if (optimizer.has_state(state, parameter)) names.emplace_back(optimizer.states()[state].name);
-  }
-  return names;
-}
-
-/// The index of a state that the parameter has. Throws ModelError.
-std::size_t checked_state(const sharding::ShardedOptimizer& optimizer, int parameter, std::string_view name,
-                          std::string_view state) {
-  const auto index = optimizer.find_state(state);
-  if (index && optimizer.has_state(*index, parameter)) return *index;
-  std::string names;
-  for (const auto& known : state_names(optimizer, parameter))
-    names += fmt::format("{}'{}'", names.empty() ? "" : ", ", known);
-  throw ModelError(fmt::format("{} has no state '{}' of '{}'; it has {}", optimizer.name(), state, name,
-                               names.empty() ? "none" : names));
-}
-
-/// States of a parameter, of which `name` is one. Throws ModelError.
-engine::ProgramOptimizer::State program_states(const Engine::Impl& impl, int p, std::string_view name) {
-  const auto& optimizer = *impl.program_optimizer;
-  auto state = optimizer.state_of(p);
-  if (!state) {
-    throw ModelError(fmt::format("parameter '{}' is frozen, or was never updated, and has no optimizer states",
-                                 impl.model.parameters[p].name));
-  }
-  if (!state->tensors.contains(std::string(name))) {
-    std::string names;
-    for (const auto& [has, tensor] : state->tensors) names += (names.empty() ? "" : ", ") + has;
-    throw ModelError(fmt::format("{} has no state '{}' of an element each; it has {}", optimizer.class_name(), name,
-                                 names.empty() ? "none" : names));
-  }
-  return *std::move(state);
-}
-
-at::Tensor program_state(Engine::Impl& impl, int p, std::string_view name) {
-  const at::Tensor its = program_states(impl, p, name).tensors.at(std::string(name));
-  return impl.gather_full(p, name, [&](int, layout::Range range) {
-    return range.empty() ? at::Tensor() : impl.program_optimizer->part_of(p, its, range);
-  });
-}
-
 }  // namespace
 
 at::Tensor Engine::full_weight(std::string_view name) {
@@ -173,7 +127,6 @@ at::Tensor Engine::full_optimizer_state(std::string_view name, std::string_view 
   impl.check_trains("full_optimizer_state");
   impl.enter(engine::Entry::kReadWeights, "full_optimizer_state");
   const int p = engine::find_parameter(impl.inventory, name);
-  if (impl.program_optimizer) return program_state(impl, p, state);
   for (const auto& known : impl.optimizer->tensor_states(p)) {
     if (known.name != state) continue;
     const int owner = impl.optimizer->tensor_states_owner(p);
@@ -184,16 +137,9 @@ at::Tensor Engine::full_optimizer_state(std::string_view name, std::string_view 
         .wait();
     return values;
   }
-  const std::size_t index = checked_state(*impl.optimizer, p, name, state);
-  if (!impl.model.units[impl.model.parameters[p].unit].trainable) {
-    const auto& tensor = impl.model.parameters[p].tensor;
-    if (tensor.requires_grad())  // unfrozen, and no update since
-      return at::full(tensor.sizes(), impl.optimizer->initial_of(index, p), at::kFloat);
-    throw ModelError(fmt::format("parameter '{}' is frozen and has no optimizer states", name));
-  }
-  return impl.gather_full(p, name, [&](int unit, layout::Range range) {
-    return range.empty() ? at::Tensor() : impl.optimizer->state_values(index, unit, range);
-  });
+  const engine::OptimizerSource& source = *impl.optimizer_source;
+  if (!impl.model.units[impl.model.parameters[p].unit].trainable) return source.state_before_updates(p, state);
+  return impl.gather_full(p, name, [&](int, layout::Range range) { return source.state(p, state, range); });
 }
 
 namespace {
@@ -237,44 +183,23 @@ void Engine::set_full_optimizer_state(std::string_view name, std::string_view st
   const int p = engine::find_parameter(impl.inventory, name);
   const layout::Range mine = updated_part(impl, p);
   const auto& parameter = impl.model.parameters[p];
-  const std::int64_t before = mine.begin - parameter.range.begin;
-  if (impl.program_optimizer) {
-    check_shape("set_full_optimizer_state", name, value, parameter.tensor.sizes());
-    auto its = program_states(impl, p, state);
-    if (mine.empty()) return;
-    its.tensors.at(std::string(state)) = to_flat(impl, p, value).narrow(0, before, mine.numel());
-    impl.program_optimizer->set_state(p, its);
-    return;
-  }
   for (const auto& known : impl.optimizer->tensor_states(p)) {
     if (known.name != state) continue;
     check_shape("set_full_optimizer_state", name, value, known.shape);
     if (const at::Tensor held = impl.optimizer->tensor_state(p, state); held.defined()) held.copy_(value);
     return;
   }
-  const std::size_t index = checked_state(*impl.optimizer, p, name, state);
   check_shape("set_full_optimizer_state", name, value, parameter.tensor.sizes());
-  if (impl.optimizer->next_update_overwrites_states(p)) {
-    throw ModelError(
-        fmt::format("set_full_optimizer_state: with dampening the first update of '{}' takes its gradient "
-                    "for the momentum, and what "
-                    "is written now would be dropped; write it after that update",
-                    name));
-  }
-  if (mine.empty()) return;
-  impl.optimizer->set_state(index, parameter.unit, mine, to_flat(impl, p, value).narrow(0, before, mine.numel()));
+  const at::Tensor its =
+      mine.empty() ? at::Tensor() : to_flat(impl, p, value).narrow(0, mine.begin - parameter.range.begin, mine.numel());
+  impl.optimizer_source->set_state(p, state, mine, its);
 }
 
 std::vector<std::string> Engine::optimizer_states(std::string_view name) const {
   const auto& impl = *impl_;
   const int p = engine::find_parameter(impl.inventory, name);
   if (impl.evaluation_only || !impl.model.units[impl.model.parameters[p].unit].trainable) return {};
-  if (!impl.program_optimizer) return state_names(*impl.optimizer, p);
-  std::vector<std::string> names;
-  if (const auto its = impl.program_optimizer->state_of(p)) {
-    for (const auto& [state, tensor] : its->tensors) names.push_back(state);
-  }
-  return names;
+  return impl.optimizer_source->state_names(p);
 }
 
 int Engine::parameter_group_of(std::string_view name) const {
@@ -303,14 +228,7 @@ Engine::LocalPart Engine::local_optimizer_state(std::string_view name, std::stri
   const at::NoGradGuard no_grad;
   const int p = engine::find_parameter(impl.inventory, name);
   const layout::Range mine = updated_part(impl, p);
-  if (impl.program_optimizer) {
-    const at::Tensor its = program_states(impl, p, state).tensors.at(std::string(state));
-    return local_part(impl, p, mine, mine.empty() ? at::Tensor() : impl.program_optimizer->part_of(p, its, mine));
-  }
-  const std::size_t index = checked_state(*impl.optimizer, p, name, state);
-  return local_part(
-      impl, p, mine,
-      mine.empty() ? at::Tensor() : impl.optimizer->state_values(index, impl.model.parameters[p].unit, mine));
+  return local_part(impl, p, mine, impl.optimizer_source->state(p, state, mine));
 }
 
 }  // namespace zero

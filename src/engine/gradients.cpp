@@ -416,8 +416,7 @@ void Gradients::make_trainable(const std::vector<int>& parameters) {
   if (!units.empty()) {
     impl_.store->quiesce();
     impl_.reducer->add_units(units);
-    impl_.optimizer->add_units(units);
-    if (impl_.program_optimizer) impl_.program_optimizer->add_units(units);
+    impl_.optimizer_source->add_units(units);
   }
   for (const int u : units) {
     for (const int p : model.units[u].parameters) {

@@ -5,7 +5,9 @@
 
 #include "base/check.h"
 #include "config/values.h"
+#include "engine/client_optimizer.h"
 #include "engine/engine_impl.h"
+#include "engine/program_optimizer.h"
 #include "optim/configured.h"
 #include "zero/errors.h"
 
@@ -57,8 +59,8 @@ class GroupReader {
 };
 
 void take_client_groups(torch::optim::Optimizer& client, const Inventory& inventory, OptimizerSetup& setup) {
-  setup.client = std::make_unique<ClientOptimizer>(client);
-  setup.algorithm = setup.client->algorithm();
+  auto source = std::make_unique<ClientOptimizer>(client);
+  setup.algorithm = source->algorithm();
   std::map<const void*, int> index_of;
   for (std::size_t i = 0; i < inventory.parameters.size(); ++i) {
     index_of[inventory.parameters[i].tensor.unsafeGetTensorImpl()] = static_cast<int>(i);
@@ -68,7 +70,7 @@ void take_client_groups(torch::optim::Optimizer& client, const Inventory& invent
   setup.options.group_of_parameter.assign(inventory.parameters.size(), -1);
   for (auto& group : client.param_groups()) {
     const int index = static_cast<int>(setup.options.groups.size());
-    setup.options.groups.push_back({setup.client->hyper(static_cast<std::size_t>(index))});
+    setup.options.groups.push_back({source->hyper(static_cast<std::size_t>(index))});
     for (const auto& tensor : group.params()) {
       const auto found = index_of.find(tensor.unsafeGetTensorImpl());
       if (found == index_of.end()) {
@@ -88,6 +90,7 @@ void take_client_groups(torch::optim::Optimizer& client, const Inventory& invent
                       inventory.parameters[i].name));
     }
   }
+  setup.source = std::move(source);
 }
 
 /// Calls visit(name in the JSON, value of the group, member of `hyper`) for every hyper-parameter but the betas.
@@ -256,13 +259,11 @@ OptimizerSetup set_up_optimizer(const Config& config, const InitializeOptions& o
   setup.options.seed = static_cast<std::uint64_t>(config.zerotorch.seed.value_or(0));
   if (options.optimizer_factory) {
     check_factory(config, options);
-    setup.factory = options.optimizer_factory;
-    setup.factory_name = options.optimizer_name;
+    setup.source = std::make_unique<ProgramOptimizer>(options.optimizer_factory, options.optimizer_name);
     setup.options.groups.resize(1);
     setup.options.float_masters = true;
     setup.description = "the program's own optimizer";
     if (!options.parameter_groups.empty()) take_parameter_groups(config, options, inventory, setup);
-    setup.base_lr.assign(setup.options.groups.size(), 0.0);
     for (auto& group : setup.options.groups) group.rule = &program_rule();
     return setup;
   }
@@ -290,7 +291,11 @@ OptimizerSetup set_up_optimizer(const Config& config, const InitializeOptions& o
   }
   choose_rules(config, setup);
   if (setup.algorithm == optim::Algorithm::kMuon) split_groups_for_muon(config, options, inventory, setup);
-  for (const auto& group : setup.options.groups) setup.base_lr.push_back(group.hyper.lr);
+  if (!setup.source) {
+    std::vector<double> rates;
+    for (const auto& group : setup.options.groups) rates.push_back(group.hyper.lr);
+    setup.source = std::make_unique<ConfiguredOptimizer>(std::move(rates));
+  }
   check_whole_tensors(inventory, setup);
   return setup;
 }
@@ -303,25 +308,18 @@ void Engine::set_parameter_group(int parameter_group, const ParameterGroup& valu
   Impl& impl = *impl_;
   impl.check_trains("set_parameter_group()");
   const std::size_t group = engine::checked_group(impl, parameter_group);
-  if (impl.client || impl.program_optimizer) {
-    throw ConfigError(
-        "set_parameter_group(): the optimizer is the program's own, which says its hyper-parameters in its options; "
-        "change them there");
-  }
-  if (values.use_muon)
-    throw ConfigError("set_parameter_group(): use_muon: which parameters Muon orthogonalises is chosen once");
-  const auto& of = impl.optimizer->groups()[group];
-  const optim::Hyper hyper = engine::read_group(group, impl.config.optimizer.type, values, of.hyper);
-  const auto missing = of.rule->missing_state ? of.rule->missing_state(hyper) : std::string_view();
-  if (!missing.empty()) {
+  impl.optimizer_source->set_group(group, [&](const sharding::OptimizerGroup& of) {
+    if (values.use_muon)
+      throw ConfigError("set_parameter_group(): use_muon: which parameters Muon orthogonalises is chosen once");
+    const optim::Hyper hyper = engine::read_group(group, impl.config.optimizer.type, values, of.hyper);
+    const auto missing = of.rule->missing_state ? of.rule->missing_state(hyper) : std::string_view();
+    if (missing.empty()) return hyper;
     throw ConfigError(fmt::format(
         "set_parameter_group(): parameter group {} would need the state {}, for which no group had the "
         "options at zero::initialize; set them there (a momentum may be lowered to 0 later). A schedule that "
         "cycles momentum, as OneCycleLR does, needs one from the beginning, or cycle_momentum=False",
         group, missing));
-  }
-  impl.optimizer->set_hyper(group, hyper);
-  impl.base_lr[group] = hyper.lr;
+  });
 }
 
 }  // namespace zero

@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/Type.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
@@ -18,6 +19,7 @@
 
 #include "base/check.h"
 #include "checkpoint/manifest.h"
+#include "engine/agreement.h"
 #include "zero/errors.h"
 
 namespace zero::engine {
@@ -29,34 +31,39 @@ const optim::Rule& program_rule() {
   return rule;
 }
 
-ProgramOptimizer::ProgramOptimizer(const sharding::ShardedModel& model, sharding::ShardedOptimizer& masters,
-                                   const OptimizerFactory& factory, std::string name)
-    : model_(model), masters_(masters), shards_(model.parameters.size()), name_(std::move(name)) {
+ProgramOptimizer::ProgramOptimizer(OptimizerFactory factory, std::string name)
+    : factory_(std::move(factory)), name_(std::move(name)) {}
+
+ProgramOptimizer::~ProgramOptimizer() = default;
+
+void ProgramOptimizer::attach(const sharding::ShardedModel& model, sharding::ShardedOptimizer& masters, Group& all) {
+  OptimizerSource::attach(model, masters, all);
+  shards_.resize(model.parameters.size());
   for (std::size_t p = 0; p < shards_.size(); ++p) {
     if (model.units[model.parameters[p].unit].trainable) shards_[p] = make_shard(static_cast<int>(p));
   }
   const auto shards = by_group();
   try {
-    optimizer_ = factory(shards);
+    program_ = factory_(shards);
   } catch (const std::exception& error) {
     throw ConfigError(fmt::format("InitializeOptions::optimizer_factory threw: {}", error.what()));
   }
   check_groups(shards);
+  if (auto difference = first_difference(class_name(), all, "optimizer"))
+    throw ConfigError(fmt::format("optimizer_factory makes different optimizers: {}", *difference));
 }
-
-ProgramOptimizer::~ProgramOptimizer() = default;
 
 std::string ProgramOptimizer::class_name() const {
   if (!name_.empty()) return name_;
-  const auto& the_optimizer = optimizer();
+  const auto& the_optimizer = program();
   return c10::demangle(typeid(the_optimizer).name());
 }
 
 ProgramOptimizer::Shard ProgramOptimizer::make_shard(int p) const {
-  const auto& parameter = model_.parameters[p];
-  const Range mine = layout::intersect(parameter.range, masters_.update_range(parameter.unit));
-  Shard shard{.master = mine.empty() ? at::empty({0}, at::TensorOptions().dtype(at::kFloat).device(model_.device))
-                                     : masters_.master_in_memory(parameter.unit, mine),
+  const auto& parameter = model().parameters[p];
+  const Range mine = layout::intersect(parameter.range, optimizer().update_range(parameter.unit));
+  Shard shard{.master = mine.empty() ? at::empty({0}, at::TensorOptions().dtype(at::kFloat).device(model().device))
+                                     : optimizer().master_in_memory(parameter.unit, mine),
               .range = mine};
   ZERO_CHECK(shard.master.defined(), "no masters of '{}' in memory", parameter.name);
   shard.master.requires_grad_(true);
@@ -64,21 +71,21 @@ ProgramOptimizer::Shard ProgramOptimizer::make_shard(int p) const {
 }
 
 std::vector<std::vector<at::Tensor>> ProgramOptimizer::by_group() const {
-  std::vector<std::vector<at::Tensor>> groups(masters_.groups().size());
+  std::vector<std::vector<at::Tensor>> groups(optimizer().groups().size());
   for (std::size_t p = 0; p < shards_.size(); ++p) {
-    if (shards_[p].master.defined()) groups[masters_.group_of(static_cast<int>(p))].push_back(shards_[p].master);
+    if (shards_[p].master.defined()) groups[optimizer().group_of(static_cast<int>(p))].push_back(shards_[p].master);
   }
   return groups;
 }
 
 void ProgramOptimizer::check_groups(const std::vector<std::vector<at::Tensor>>& shards) {
-  if (!optimizer_) throw ConfigError("InitializeOptions::optimizer_factory gave no optimizer");
-  if (dynamic_cast<torch::optim::LBFGS*>(optimizer_.get())) {
+  if (!program_) throw ConfigError("InitializeOptions::optimizer_factory gave no optimizer");
+  if (dynamic_cast<torch::optim::LBFGS*>(program_.get())) {
     throw ConfigError(
         "InitializeOptions::optimizer_factory gave LBFGS, which needs the loss several times a step and products over "
         "all parameters, of which every rank has a part; take one that treats elements one by one");
   }
-  auto& groups = optimizer_->param_groups();
+  auto& groups = program_->param_groups();
   if (groups.size() != shards.size()) {
     throw ConfigError(
         fmt::format("InitializeOptions::optimizer_factory was given the tensors of {} parameter groups, and its "
@@ -107,47 +114,50 @@ void ProgramOptimizer::check_groups(const std::vector<std::vector<at::Tensor>>& 
 }
 
 double ProgramOptimizer::base_lr(std::size_t group) const {
-  const double now = optimizer().param_groups()[group].options().get_lr();
+  const double now = program().param_groups()[group].options().get_lr();
   if (now != last_lr_[group]) base_lr_[group] = last_lr_[group] = now;
   return base_lr_[group];
 }
 
-void ProgramOptimizer::update(const sharding::GradientReducer& reducer, std::span<const double> rates,
-                              double gradient_scale) {
+void ProgramOptimizer::update(sharding::UpdateSchedule&, sharding::GradientReducer& reducer,
+                              sharding::Timeline& timeline, const std::vector<double>& rates, double gradient_scale) {
+  reducer.replicate();
+  sharding::Stopwatch watch(timeline, &StepBreakdown::update);
   const at::NoGradGuard no_grad;
-  if (!model_.sharding.optimizer_states && model_.world_size() > 1) {
-    Group group = model_.data_ranks;
+  if (!model().sharding.optimizer_states && model().world_size() > 1) {
+    Group group = model().data_ranks;
     group.barrier({.label = "whole gradients"}).wait();  // other ranks have read this one's sums, which change now
   }
   for (std::size_t p = 0; p < shards_.size(); ++p) {
     const Shard& shard = shards_[p];
-    if (!shard.master.defined() || !masters_.is_active(static_cast<int>(p))) continue;
+    if (!shard.master.defined() || !optimizer().is_active(static_cast<int>(p))) continue;
     const Range part = shard.range;
     shard.master.mutable_grad() =
-        part.empty() ? at::zeros_like(shard.master) : reducer.accumulated(model_.parameters[p].unit, part);
+        part.empty() ? at::zeros_like(shard.master) : reducer.accumulated(model().parameters[p].unit, part);
     shard.master.mutable_grad().mul_(gradient_scale);
   }
   for (std::size_t g = 0; g < rates.size(); ++g) {
-    optimizer().param_groups()[g].options().set_lr(rates[g]);
+    program().param_groups()[g].options().set_lr(rates[g]);
     last_lr_[g] = rates[g];
   }
   try {
-    optimizer().step();
+    program().step();
   } catch (const std::exception& error) {
     throw ModelError(fmt::format("step() of {}, which optimizer_factory made: {}", class_name(), error.what()));
   }
   for (const Shard& shard : shards_) {
     if (shard.master.defined()) shard.master.mutable_grad().reset();  // the sums' memory goes
   }
-  for (std::size_t u = 0; u < model_.units.size(); ++u) masters_.low_from_master(static_cast<int>(u));
-  masters_.end_step();
+  for (std::size_t u = 0; u < model().units.size(); ++u) optimizer().low_from_master(static_cast<int>(u));
+  optimizer().end_step();
 }
 
 void ProgramOptimizer::add_units(std::span<const int> units) {
+  OptimizerSource::add_units(units);
   for (const int u : units) {
-    for (const int p : model_.units[u].parameters) {
+    for (const int p : model().units[u].parameters) {
       shards_[p] = make_shard(p);
-      optimizer().param_groups()[masters_.group_of(p)].params().push_back(shards_[p].master);
+      program().param_groups()[optimizer().group_of(p)].params().push_back(shards_[p].master);
     }
   }
 }
@@ -204,14 +214,14 @@ std::optional<c10::IValue> from_json(const nlohmann::json& json) {
 
 }  // namespace
 
-std::optional<ProgramOptimizer::State> ProgramOptimizer::state_of(int p) const {
+std::optional<ProgramOptimizer::State> ProgramOptimizer::saved_state(int p) const {
   const at::Tensor& master = shards_[p].master;
   if (!master.defined()) return std::nullopt;
-  const auto found = optimizer().state().find(master.unsafeGetTensorImpl());
-  if (found == optimizer().state().end()) return std::nullopt;
+  const auto found = program().state().find(master.unsafeGetTensorImpl());
+  if (found == program().state().end()) return std::nullopt;
   const auto refuse = [&](const std::string& what) {
     throw CheckpointError(fmt::format("{}, which optimizer_factory made, for parameter '{}': {}", class_name(),
-                                      model_.parameters[p].name, what));
+                                      model().parameters[p].name, what));
   };
   std::map<std::string, c10::IValue> written;
   try {
@@ -241,9 +251,46 @@ std::optional<ProgramOptimizer::State> ProgramOptimizer::state_of(int p) const {
 }
 
 at::Tensor ProgramOptimizer::part_of(int p, const at::Tensor& state, Range mine) const {
-  const auto& parameter = model_.parameters[p];
-  const Range here = layout::intersect(parameter.range, masters_.update_range(parameter.unit));
+  const auto& parameter = model().parameters[p];
+  const Range here = layout::intersect(parameter.range, optimizer().update_range(parameter.unit));
   return state.narrow(0, mine.begin - here.begin, mine.numel());
+}
+
+ProgramOptimizer::State ProgramOptimizer::checked_states(int p, std::string_view name) const {
+  auto state = saved_state(p);
+  if (!state) {
+    throw ModelError(fmt::format("parameter '{}' is frozen, or was never updated, and has no optimizer states",
+                                 model().parameters[p].name));
+  }
+  if (state->tensors.contains(std::string(name))) return *std::move(state);
+  const auto names = state_names(p);
+  throw ModelError(fmt::format("{} has no state '{}' of an element each; it has {}", class_name(), name,
+                               names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "))));
+}
+
+std::vector<std::string> ProgramOptimizer::state_names(int p) const {
+  std::vector<std::string> names;
+  if (const auto its = saved_state(p)) {
+    for (const auto& [name, tensor] : its->tensors) names.push_back(name);
+  }
+  return names;
+}
+
+at::Tensor ProgramOptimizer::state(int p, std::string_view name, Range mine) const {
+  const State its = checked_states(p, name);
+  return mine.empty() ? at::Tensor() : part_of(p, its.tensors.at(std::string(name)), mine);
+}
+
+void ProgramOptimizer::set_state(int p, std::string_view name, Range mine, const at::Tensor& values) {
+  State its = checked_states(p, name);
+  if (mine.empty()) return;
+  its.tensors.at(std::string(name)) = values;
+  put_state(p, its);
+}
+
+at::Tensor ProgramOptimizer::state_before_updates(int p, std::string_view name) const {
+  checked_states(p, name);  // there is none
+  return at::Tensor();
 }
 
 nlohmann::json ProgramOptimizer::to_json(const std::vector<std::optional<State>>& states) const {
@@ -252,7 +299,7 @@ nlohmann::json ProgramOptimizer::to_json(const std::vector<std::optional<State>>
     if (!states[p]) continue;
     std::vector<std::string> tensors;
     for (const auto& [name, tensor] : states[p]->tensors) tensors.push_back(name);
-    json["states"][model_.parameters[p].name] = {{"tensors", tensors}, {"values", states[p]->values}};
+    json["states"][model().parameters[p].name] = {{"tensors", tensors}, {"values", states[p]->values}};
   }
   return json;
 }
@@ -268,7 +315,7 @@ void ProgramOptimizer::make_state(int p) {
     master.set_data(values);
   };
   try {
-    optimizer().step();
+    program().step();
   } catch (...) {
     restore();
     throw;
@@ -276,9 +323,9 @@ void ProgramOptimizer::make_state(int p) {
   restore();
 }
 
-void ProgramOptimizer::set_state(int p, const std::optional<State>& state) {
+void ProgramOptimizer::put_state(int p, const std::optional<State>& state) {
   const at::Tensor& master = shards_[p].master;
-  auto& states = optimizer().state();
+  auto& states = program().state();
   void* const key = master.unsafeGetTensorImpl();
   if (!state) {
     states.erase(key);
@@ -290,7 +337,7 @@ void ProgramOptimizer::set_state(int p, const std::optional<State>& state) {
     const auto value = from_json(json);
     if (!value) {
       throw CheckpointError(fmt::format("the checkpoint has no usable '{}' of the optimizer's state of parameter '{}'",
-                                        name, model_.parameters[p].name));
+                                        name, model().parameters[p].name));
     }
     values.emplace(name, *value);
   }
@@ -302,7 +349,7 @@ void ProgramOptimizer::set_state(int p, const std::optional<State>& state) {
   } catch (const std::exception& error) {
     throw CheckpointError(
         fmt::format("{}, which optimizer_factory made, does not take its state of parameter '{}' back: {}",
-                    class_name(), model_.parameters[p].name, error.what()));
+                    class_name(), model().parameters[p].name, error.what()));
   }
 }
 

@@ -433,7 +433,8 @@ checkpoint::Contents Checkpoints::contents(const ProgramStates& program_states, 
     collector.add_states(name, [&](int p, layout::Range range) {
       const auto& state = program_states[static_cast<std::size_t>(p)];
       if (state && state->tensors.contains(name))
-        return keep.emplace_back(impl_.program_optimizer->part_of(p, state->tensors.at(name), range));
+        return keep.emplace_back(
+            impl_.optimizer_source->keeper_of_states()->part_of(p, state->tensors.at(name), range));
       return keep.emplace_back(at::zeros({range.numel()}, at::kFloat));  // the JSON says that there is none
     });
   }
@@ -448,11 +449,11 @@ checkpoint::Contents Checkpoints::contents(const ProgramStates& program_states, 
 
 Checkpoints::ProgramStates Checkpoints::take_program_states(nlohmann::json& described) const {
   ProgramStates states;
-  const auto& optimizer = impl_.program_optimizer;
+  engine::ProgramOptimizer* const optimizer = impl_.optimizer_source->keeper_of_states();
   if (!optimizer) return states;
   checkpoint::agree("saving a checkpoint", checkpoint::error_of([&] {
                       for (std::size_t p = 0; p < impl_.model.parameters.size(); ++p)
-                        states.push_back(optimizer->state_of(static_cast<int>(p)));
+                        states.push_back(optimizer->saved_state(static_cast<int>(p)));
                     }),
                     impl_.groups.all);
   described = optimizer->to_json(states);

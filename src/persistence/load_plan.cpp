@@ -13,6 +13,7 @@
 
 #include "checkpoint/load_report.h"
 #include "engine/buffers.h"
+#include "engine/program_optimizer.h"
 #include "engine/random_state.h"
 #include "persistence/checkpoints.h"
 #include "zero/errors.h"
@@ -93,7 +94,7 @@ class LoadPlanner {
     if (trainable) destination.view_of = [=](Range range) { return optimizer->master_in_memory(unit, range); };
     add(p, *weight, held, destination);
     if (options_.module_only || !options_.load_optimizer_states) return;
-    if (trainable && impl_.program_optimizer) {
+    if (trainable && keeper_) {
       plan_program_state(p, *weight, held);
     } else if (trainable) {
       bool is_first = true;
@@ -142,9 +143,8 @@ class LoadPlanner {
   /// A state of the program's own optimizer: read beside it, and put into it as a whole.
   void plan_program_state(int p, std::size_t weight, Range held) {
     const auto put = [this, p](const std::shared_ptr<ProgramOptimizer::State>& state) {
-      plan_.to_put.emplace_back([optimizer = impl_.program_optimizer.get(), p, state] {
-        optimizer->set_state(p, state ? std::optional(*state) : std::nullopt);
-      });
+      plan_.to_put.emplace_back(
+          [optimizer = keeper_, p, state] { optimizer->put_state(p, state ? std::optional(*state) : std::nullopt); });
     };
     const std::string& name = saved_.info(weight).name;
     const auto& json = state_.program_optimizer;
@@ -213,7 +213,7 @@ class LoadPlanner {
       const auto& unit = impl_.model.units[impl_.model.parameters[p].unit];
       trains_both |= weight && saved_.info(*weight).trainable && unit.trainable;
     }
-    if (impl_.program_optimizer) return trains_both ? check_program_optimizer() : void();
+    if (keeper_) return trains_both ? check_program_optimizer() : void();
     if (!trains_both) return;
     const auto& optimizer = *impl_.optimizer;
     const std::set<std::string> theirs = saved_.states();
@@ -248,7 +248,7 @@ class LoadPlanner {
 
   void check_program_optimizer() const {
     const auto& json = state_.program_optimizer;
-    const std::string ours = impl_.program_optimizer->class_name();
+    const std::string ours = keeper_->class_name();
     const std::string theirs =
         json.is_object() && json.contains("class") && json["class"].is_string() ? json["class"].get<std::string>() : "";
     if (theirs == ours) return;
@@ -456,6 +456,7 @@ class LoadPlanner {
   }
 
   const Engine::Impl& impl_;
+  ProgramOptimizer* const keeper_ = impl_.optimizer_source->keeper_of_states();  ///< of states; null: impl_.optimizer
   const checkpoint::Found& found_;
   const SavedTensors& saved_;
   const SavedState& state_;
