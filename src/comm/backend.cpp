@@ -102,6 +102,20 @@ void Backend::tell_all(const void* mine, std::size_t nbytes, void* all, std::str
   Work(post(call)).wait();
 }
 
+void Backend::move_with(const std::shared_ptr<Backend>& other) {
+  const auto same = [&](const std::weak_ptr<Backend>& one) { return one.lock() == other; };
+  if (other.get() != this && std::none_of(others_.begin(), others_.end(), same)) others_.push_back(other);
+}
+
+void Backend::move_others() {
+  for (const auto& one : others_) {
+    const auto other = one.lock();
+    if (!other) continue;
+    const BackendGuard guard(*other->lock(), std::try_to_lock);  // its progress thread has it: then that moves it
+    if (guard && !other->in_finish_step()) other->progress(std::numeric_limits<int>::max());
+  }
+}
+
 int Backend::move_transfers(int most) {
   int steps = 0;
   for (std::size_t i = 0; i < transfers_.size() && steps < most; ++i) steps += transfers_[i]->progress(most - steps);

@@ -267,6 +267,9 @@ class Backend : public std::enable_shared_from_this<Backend> {
   void add_transfers(Transfers& transfers) { transfers_.push_back(&transfers); }
   void remove_transfers(Transfers& transfers) { std::erase(transfers_, &transfers); }
 
+  /// *Local.* Who waits in this backend moves `other` as well.
+  void move_with(const std::shared_ptr<Backend>& other);
+
   const std::shared_ptr<BackendLock>& lock() const { return lock_; }
   /// *Local.* As Group::set_progress_thread.
   void set_progress_thread(bool on);
@@ -320,6 +323,9 @@ class Backend : public std::enable_shared_from_this<Backend> {
     return call.timeout.count() > 0 ? call.timeout : default_timeout_;
   }
 
+  /// Moves the backends that this one moves. Throws CommError.
+  void move_others();
+  bool moves_others() const { return !others_.empty(); }
   /// progress() for boards and windows.
   int move_transfers(int most);
   bool transfers_under_way() const;
@@ -336,6 +342,7 @@ class Backend : public std::enable_shared_from_this<Backend> {
   std::shared_ptr<CallLog> call_log_;
   const std::shared_ptr<BackendLock> lock_;
   std::vector<Transfers*> transfers_;
+  std::vector<std::weak_ptr<Backend>> others_;
   std::unique_ptr<ProgressThread> progress_thread_;  ///< destructors of backends end it first
 };
 

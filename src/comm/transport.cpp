@@ -157,6 +157,14 @@ std::shared_ptr<ShardTransport> make_host_transport(Group group) {
   return std::make_shared<HostTransport>(std::move(group));
 }
 
+void move_together(std::span<const Group> groups) {
+  for (const Group& group : groups) {
+    for (const Group& other : groups) {
+      if (&group != &other) GroupAccess::backend(group)->move_with(GroupAccess::backend(other));
+    }
+  }
+}
+
 std::shared_ptr<ExchangeBoard> make_exchange_board(Group& group, std::string label, std::vector<Parcel> parcels,
                                                    DType dtype, ExchangeBoard::Sink sink) {
   constexpr std::string_view kFunction = "make_exchange_board";

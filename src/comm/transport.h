@@ -74,6 +74,10 @@ class ExchangeBoard {
 std::shared_ptr<ExchangeBoard> make_exchange_board(Group& group, std::string label, std::vector<Parcel> parcels,
                                                    DType dtype, ExchangeBoard::Sink sink);
 
+/// *Local.* A rank that waits in one of these groups, for a call or a transfer, also moves what is under way in the
+/// others: whom it waits for may wait for it there.
+void move_together(std::span<const Group> groups);
+
 class ShardWindow {
  public:
   virtual ~ShardWindow() = default;

@@ -19,6 +19,7 @@
 #include "base/log.h"
 #include "base/small_floats.h"
 #include "intercept/gradient_hook.h"
+#include "sharding/unit_board.h"
 #include "storage/cpu_allocator.h"
 #include "zero/errors.h"
 
@@ -116,17 +117,17 @@ void GradientReducer::make_memory() {
   }
   if (model_.world_size() == 1) return;
   std::vector<comm::Parcel> parcels;
+  std::vector<int> units;
   for (const Bucket& bucket : buckets_) {
+    units.push_back(bucket.unit);
     parcels.push_back(
         {fmt::format("gradients of {} [{}, {})", model_.units[bucket.unit].name, bucket.range.begin, bucket.range.end),
          bucket.counts});
   }
   board_.reset();
-  // Boards of several groups would have to move each other on: a rank that waits in one may be who another waits for.
-  ZERO_CHECK(model_.shard_groups.size() == 1, "gradients of {} shard groups", model_.shard_groups.size());
-  board_ = model_.shard_groups.front().transport->make_exchange_board(
-      "gradients", std::move(parcels), model_.gradient_dtype,
-      [this](int parcel, std::span<const void* const> slices) { reduce(buckets_[parcel], slices); });
+  board_ =
+      make_unit_board(model_, "gradients", std::move(parcels), units, model_.gradient_dtype,
+                      [this](int parcel, std::span<const void* const> slices) { reduce(buckets_[parcel], slices); });
 }
 
 GradientReducer::~GradientReducer() {

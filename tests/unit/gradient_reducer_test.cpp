@@ -39,6 +39,14 @@ at::Tensor gradient(const Room& room, int p, int micro_batch, int rank) {
 /// A rank leaves a parameter out now and then.
 bool uses(int parameter, int micro_batch, int rank) { return (parameter + micro_batch + rank) % 4 != 0; }
 
+/// The ranks that add to sums of a unit: of pairs those of this rank's pair.
+std::vector<int> ranks_of(const Room& room, int unit) {
+  std::vector<int> ranks(static_cast<std::size_t>(room.model.group_of(unit).ranks.size()));
+  const bool is_a_pair = room.model.units[static_cast<std::size_t>(unit)].group != 0;
+  std::iota(ranks.begin(), ranks.end(), is_a_pair ? room.model.rank() / 2 * 2 : 0);
+  return ranks;
+}
+
 void expect_sums(const Room& room, const GradientReducer& reducer) {
   for (std::size_t p = 0; p < room.model.parameters.size(); ++p) {
     const auto& parameter = room.model.parameters[p];
@@ -48,7 +56,7 @@ void expect_sums(const Room& room, const GradientReducer& reducer) {
     for (std::int64_t at = mine.begin; at < mine.end; ++at) {
       double want = 0;
       for (int micro_batch = 0; micro_batch < kMicroBatches; ++micro_batch) {
-        for (int rank = 0; rank < room.model.world_size(); ++rank) {
+        for (const int rank : ranks_of(room, parameter.unit)) {
           if (uses(static_cast<int>(p), micro_batch, rank))
             want += gradient_of(static_cast<int>(p), at - parameter.range.begin, micro_batch, rank);
         }
@@ -108,6 +116,30 @@ TEST(GradientReducer, SumsWhatRanksAddInOrdersOfTheirOwnOverEveryTransport) {
                          },
                          {.timeout = std::chrono::seconds(60)}));
     }
+  }
+}
+
+/// As of experts: some units are sharded over all ranks and some over pairs. Who waits for its pair may be waited for.
+TEST(GradientReducer, SumsOverTheGroupOfEachUnit) {
+  for (const bool progress_thread : {false, true}) {
+    testing::expect_all_ok(testing::spawn(4,
+                                          [&](Group group) {
+                                            Group pair = group.split(group.rank() / 2);
+                                            if (progress_thread && group.progress_thread_problem().empty()) {
+                                              group.set_progress_thread(true);
+                                              pair.set_progress_thread(true);
+                                            }
+                                            Room room(
+                                                {.units = {{900, 70}, {2100}, {1300}, {64, 64, 700}, {1}, {1, 3000}},
+                                                 .sharding = layout::sharding_of_stage(3)},
+                                                group, comm::make_host_transport(group));
+                                            room.shard_odd_units_over(pair);
+                                            for (int i = 0; i < 5; ++i) {
+                                              for (const bool overlap : {true, false})
+                                                train(room, overlap, std::nullopt);
+                                            }
+                                          },
+                                          {.timeout = std::chrono::seconds(60)}));
   }
 }
 

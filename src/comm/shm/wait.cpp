@@ -39,6 +39,7 @@ bool ShmBackend::block_until(const std::function<bool()>& done, const std::funct
                              const Patience& patience) {
   const auto arrived = [&] {
     progress();
+    move_others();
     if (done()) return true;
     if (!segment_->failed()) return false;
     progress();  // who failed may have come first
@@ -75,7 +76,9 @@ bool ShmBackend::block_until(const std::function<bool()>& done, const std::funct
       if (patience.while_others_run) return false;
       if (std::exchange(told, event) != event) segment_->wake_sleepers();
     }
-    const std::int64_t longest_ns = std::min(policy_.slice_ns, limit_left_ns);
+    // What comes in other groups does not wake this one.
+    constexpr std::int64_t kNapNs = base::kNanosPerMilli / 5;
+    const std::int64_t longest_ns = std::min(moves_others() ? kNapNs : policy_.slice_ns, limit_left_ns);
     // Past the deadline where this process was paused: check_peers() knows.
     segment_->sleep(event, deadline_ns > now_ns ? std::min(longest_ns, deadline_ns - now_ns) : longest_ns);
     if (arrived()) return true;
