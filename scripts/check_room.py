@@ -11,7 +11,8 @@ MOST_SECONDS = 600
 # Of rooms that tests reach through others.
 ALSO = {
     "engine": ["engine_test"],
-    "launch": ["launcher_test"],
+    "launcher": ["launcher_test"],
+    "lm": ["data_test", "models_test"],
     "monitor": ["training_run_test"],
     "observe": ["trace_test", "flops_profiler_test"],
     "products": ["cpu_products_test"],
@@ -35,7 +36,7 @@ def is_of(room, name, sources):
 
 def main():
     room, build, jobs = sys.argv[1:]
-    rooms = sorted(path.name for path in (ROOT / "src").iterdir() if path.is_dir())
+    rooms = [*sorted(path.name for path in (ROOT / "src").iterdir() if path.is_dir()), "lm"]
     if room not in rooms:
         sys.exit(f"make check: ROOM is one of {', '.join(rooms)}")
     wanted = [name for name, labels, sources in tests()

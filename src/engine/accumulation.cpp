@@ -9,13 +9,24 @@
 
 namespace zero {
 
-void Engine::Impl::check_window_length(std::int64_t micro_batches) {
-  const std::int64_t length = micro_batches / groups.data_parallel.size(), divisor = config.gradient_accumulation_steps;
-  if (length == divisor || std::exchange(accumulation.warned_of_length, true) || !groups.is_first()) return;
+void engine::Accumulation::check_length(std::int64_t micro_batches) {
+  const std::int64_t length = micro_batches / groups_.data_parallel.size(),
+                     divisor = config_.gradient_accumulation_steps;
+  if (length == divisor || std::exchange(warned_of_length_, true) || !groups_.is_first()) return;
   base::log_warning(
       "an update was made of {} micro-batches, and their average divides by gradient_accumulation_steps, {}, as "
       "DeepSpeed's does: where the mean of them is meant, call set_gradient_accumulation_steps({}) before the first",
       length, divisor, length);
+}
+
+void engine::Accumulation::set_steps(std::int64_t steps) {
+  Config batch;
+  batch.train_micro_batch_size_per_gpu = config_.train_micro_batch_size_per_gpu;
+  batch.gradient_accumulation_steps = steps;
+  batch.resolve_batch(groups_.data_parallel.size());
+  config_.gradient_accumulation_steps = steps;
+  config_.train_batch_size = batch.train_batch_size;
+  training_.accumulation_steps = steps;
 }
 
 void Engine::set_gradient_accumulation_steps(std::int64_t steps) {
@@ -27,24 +38,14 @@ void Engine::set_gradient_accumulation_steps(std::int64_t steps) {
   }
   if (const auto why = impl.without_gradients("set_gradient_accumulation_steps()"); steps != 1 && !why.empty())
     throw ConfigError(why);
-  if (impl.window_micro_batches() > 0 || impl.reducer->micro_batch_has_gradients()) {
+  if (impl.accumulation.window_micro_batches() > 0 || impl.sharded.reducer->micro_batch_has_gradients()) {
     throw ModelError(
         fmt::format("set_gradient_accumulation_steps({}) inside an accumulation window, {} of whose {} micro-batches "
                     "are over: call it after the step() that ends the window, before the next backward()",
-                    steps, impl.window_micro_batches() / impl.groups.data_parallel.size(),
+                    steps, impl.accumulation.window_micro_batches() / impl.groups.data_parallel.size(),
                     impl.config.gradient_accumulation_steps));
   }
-  impl.set_accumulation_steps(steps);
-}
-
-void Engine::Impl::set_accumulation_steps(std::int64_t steps) {
-  Config batch;
-  batch.train_micro_batch_size_per_gpu = config.train_micro_batch_size_per_gpu;
-  batch.gradient_accumulation_steps = steps;
-  batch.resolve_batch(groups.data_parallel.size());
-  config.gradient_accumulation_steps = steps;
-  config.train_batch_size = batch.train_batch_size;
-  training.accumulation_steps = steps;
+  impl.accumulation.set_steps(steps);
 }
 
 void Engine::set_train_batch_size(std::int64_t samples) {
@@ -79,22 +80,22 @@ void Engine::set_progress(const Progress& progress) {
         "skipped than there were, and a scale above 0",
         progress.global_steps, progress.skipped_steps, progress.loss_scale.value_or(1)));
   }
-  std::vector<std::int64_t> updates(impl.model.parameters.size(), taken);
+  std::vector<std::int64_t> updates(impl.sharded.model.parameters.size(), taken);
   for (const auto& [name, count] : progress.updates) {
     if (count < 0) throw ConfigError(fmt::format("set_progress(): {} updates of '{}'", count, name));
-    updates[static_cast<std::size_t>(engine::find_parameter(impl.inventory, name))] = count;
+    updates[static_cast<std::size_t>(engine::find_parameter(impl.trained.inventory, name))] = count;
   }
   impl.training.global_steps = progress.global_steps;
   impl.training.micro_batches =
       progress.global_steps * impl.config.gradient_accumulation_steps * impl.groups.data_parallel.size();
   impl.training.window_begin = impl.training.micro_batches;
-  impl.reducer->start_window();
+  impl.sharded.reducer->start_window();
   auto scaler = impl.training.scaler.state();
   scaler.skipped_steps = progress.skipped_steps;
   if (progress.loss_scale && impl.training.scaler.dynamic()) scaler.scale = *progress.loss_scale;
   impl.training.scaler.set_state(scaler);
   for (std::size_t p = 0; p < updates.size(); ++p) impl.optimizer_source->set_updates(static_cast<int>(p), updates[p]);
-  impl.end_random_stream();
+  impl.random.end();
 }
 
 }  // namespace zero

@@ -113,7 +113,7 @@ std::vector<std::int64_t> dense_strides(const at::Tensor& tensor) {
 
 /// Where the module is, and what is sharded of it. *Collective.*
 ShardPlace place_model(Engine::Impl& impl) {
-  auto& model = impl.model;
+  auto& model = impl.sharded.model;
   // Work for a device other than the current one costs memory on both.
   if (!model.module_device.is_cpu())
     c10::impl::VirtualGuardImpl(model.module_device.type()).setDevice(model.module_device);
@@ -137,12 +137,12 @@ ShardPlace place_model(Engine::Impl& impl) {
 }
 
 sharding::ShardingPlan make_model(Engine::Impl& impl, const ShardPlace& place) {
-  auto& model = impl.model;
-  const auto& inventory = impl.inventory;
+  auto& model = impl.sharded.model;
+  const auto& inventory = impl.trained.inventory;
   std::vector<layout::ParameterInfo> infos;
   infos.reserve(inventory.parameters.size());
   for (const auto& item : inventory.parameters) {
-    infos.push_back({item.name, item.tensor.numel(), item.tensor.requires_grad() && !impl.evaluation_only,
+    infos.push_back({item.name, item.tensor.numel(), item.tensor.requires_grad() && !impl.trained.evaluation_only,
                      impl.groups.model_parallel && !item.split.is_split(), item.tensor.sizes().vec()});
   }
   model.param_dtype = param_dtype_of(impl.config, inventory);
@@ -217,8 +217,9 @@ optim::LossScaler make_scaler(const Config& config) {
 void make_parts(Engine::Impl& impl, const sharding::ShardingPlan& shards, OptimizerSetup setup) {
   const auto& zero = impl.config.zero_optimization;
   if (shards.place.reads_in_place()) {
-    impl.model.hosts = find_hosts(impl.groups.data_parallel);
-    impl.store = sharding::make_node_shared_store(impl.model, impl.ledger, impl.timeline);
+    impl.sharded.model.hosts = find_hosts(impl.groups.data_parallel);
+    impl.sharded.store =
+        sharding::make_node_shared_store(impl.sharded.model, impl.sharded.ledger, impl.sharded.timeline);
   } else {
     sharding::CopyingStoreOptions options{.resident = shards.resident,
                                           .max_live_numel = zero.stage3_max_live_parameters,
@@ -234,7 +235,8 @@ void make_parts(Engine::Impl& impl, const sharding::ShardingPlan& shards, Optimi
       options.disk->files = &impl.observers.watch(*options.disk->files);
     }
     try {
-      impl.store = sharding::make_copying_store(impl.model, impl.ledger, impl.timeline, std::move(options));
+      impl.sharded.store = sharding::make_copying_store(impl.sharded.model, impl.sharded.ledger, impl.sharded.timeline,
+                                                        std::move(options));
     } catch (const IoError& error) {
       if (!shards.place.parameters.is_on_disk()) throw;
       throw IoError(fmt::format("zero_optimization.offload_param.nvme_path: {}", error.what()));
@@ -253,8 +255,8 @@ void make_parts(Engine::Impl& impl, const sharding::ShardingPlan& shards, Optimi
   const bool on_disk = setup.options.disk.has_value();
   if (on_disk) setup.options.disk->files = &impl.observers.watch(*setup.options.disk->files);
   try {
-    impl.optimizer =
-        std::make_unique<sharding::ShardedOptimizer>(impl.model, *impl.store, impl.ledger, std::move(setup.options));
+    impl.sharded.optimizer = std::make_unique<sharding::ShardedOptimizer>(
+        impl.sharded.model, *impl.sharded.store, impl.sharded.ledger, std::move(setup.options));
   } catch (const IoError& error) {
     if (!on_disk) throw;
     throw IoError(fmt::format("zero_optimization.offload_optimizer.nvme_path: {}", error.what()));
@@ -274,22 +276,24 @@ void make_parts(Engine::Impl& impl, const sharding::ShardingPlan& shards, Optimi
     reducer_options.disk->files = &impl.observers.watch(*reducer_options.disk->files);
   }
   try {
-    impl.reducer =
-        std::make_unique<sharding::GradientReducer>(impl.model, impl.ledger, impl.timeline, std::move(reducer_options));
+    impl.sharded.reducer = std::make_unique<sharding::GradientReducer>(
+        impl.sharded.model, impl.sharded.ledger, impl.sharded.timeline, std::move(reducer_options));
   } catch (const IoError& error) {
     if (!shards.place.gradients.is_on_disk()) throw;
     throw IoError(fmt::format("zerotorch.offload_gradients.nvme_path: {}", error.what()));
   }
-  impl.update = sharding::make_update_schedule(
-      impl.config.zerotorch.update, {impl.model, *impl.store, *impl.optimizer, *impl.reducer, impl.timeline});
-  impl.norm = std::make_unique<sharding::GradientNorm>(impl.model, impl.groups.model_parallel);
+  impl.sharded.update = sharding::make_update_schedule(
+      impl.config.zerotorch.update,
+      {impl.sharded.model, *impl.sharded.store, *impl.sharded.optimizer, *impl.sharded.reducer, impl.sharded.timeline});
+  impl.sharded.norm = std::make_unique<sharding::GradientNorm>(impl.sharded.model, impl.groups.model_parallel);
   const bool skips_unused = impl.config.zerotorch.unused_parameters == Config::Zerotorch::UnusedParameters::kSkip;
   // Also while the reducer goes, whose last finish steps may update.
-  impl.optimizer->choose_active([&impl, reducer = impl.reducer.get(), skips_unused](int p) {
-    const auto& groups = impl.stepped_groups;
-    const bool stepped = groups.empty() || std::ranges::find(groups, impl.optimizer->group_of(p)) != groups.end();
+  impl.sharded.optimizer->choose_active([&impl, reducer = impl.sharded.reducer.get(), skips_unused](int p) {
+    const auto& groups = impl.step.groups;
+    const bool stepped =
+        groups.empty() || std::ranges::find(groups, impl.sharded.optimizer->group_of(p)) != groups.end();
     // Frozen or not is asked now: a program's own loss.backward() does not say that a micro-batch has begun.
-    const bool counts_as_zero = !skips_unused && impl.model.parameters[p].tensor.requires_grad();
+    const bool counts_as_zero = !skips_unused && impl.sharded.model.parameters[p].tensor.requires_grad();
     return stepped && (reducer->used_in_window(p) || counts_as_zero);
   });
 }
@@ -301,7 +305,7 @@ void verify_unit(const Engine::Impl& impl, const sharding::Unit& unit, const Fla
   const auto count = static_cast<std::int64_t>(unit.parameters.size());
   std::vector<std::int64_t> mine(unit.parameters.size());
   for (std::size_t i = 0; i < unit.parameters.size(); ++i) {
-    const Range range = impl.model.parameters[unit.parameters[i]].range;
+    const Range range = impl.sharded.model.parameters[unit.parameters[i]].range;
     const auto nbytes = static_cast<std::size_t>(range.numel()) * sizeof(float);
     mine[i] = static_cast<std::int64_t>(XXH3_64bits(whole.const_data_ptr<float>() + range.begin, nbytes));
   }
@@ -317,7 +321,7 @@ void verify_unit(const Engine::Impl& impl, const sharding::Unit& unit, const Fla
       throw ModelError(
           fmt::format("parameter '{}' has other initial values on rank {} than on rank 0; seed all ranks alike, or set "
                       "zerotorch.verify_parameters to \"broadcast\" to take rank 0's",
-                      impl.model.parameters[unit.parameters[i]].name, rank));
+                      impl.sharded.model.parameters[unit.parameters[i]].name, rank));
     }
   }
 }
@@ -338,11 +342,11 @@ void fill(const Engine::Impl& impl, const sharding::Unit& unit, const FlatBuffer
     if (begin > filled) staging.view(filled, begin - filled).zero_();
   };
   for (int p : unit.parameters) {
-    const auto& parameter = impl.model.parameters[p];
+    const auto& parameter = impl.sharded.model.parameters[p];
     if (parameter.range.empty()) continue;
     zero_until(parameter.range.begin);
     const at::Tensor place = staging.view(parameter.range.begin, parameter.range.numel());
-    if (impl.without_values.contains(parameter.name)) {
+    if (impl.trained.without_values.contains(parameter.name)) {
       place.fill_(std::numeric_limits<double>::quiet_NaN());
     } else {
       place.as_strided(parameter.tensor.sizes(), parameter.strides).copy_(parameter.tensor.detach());
@@ -354,16 +358,18 @@ void fill(const Engine::Impl& impl, const sharding::Unit& unit, const FlatBuffer
 
 /// Hands one unit's values to store and optimizer, the same on all ranks: rank 0's, unless they are compared.
 void load_unit(Engine::Impl& impl, int u, const FlatBuffer& staging) {
-  const auto& unit = impl.model.units[u];
-  Group ranks = impl.model.group_of(u).ranks;
+  const auto& unit = impl.sharded.model.units[u];
+  Group ranks = impl.sharded.model.group_of(u).ranks;
   const bool verify = impl.config.zerotorch.verify_parameters == Config::Zerotorch::VerifyParameters::kVerify;
   if (verify || ranks.rank() == 0) fill(impl, unit, staging);
-  if (ranks.size() > 1 && !verify && impl.model.sharding.optimizer_states && impl.model.device.is_cpu()) {
+  if (ranks.size() > 1 && !verify && impl.sharded.model.sharding.optimizer_states &&
+      impl.sharded.model.device.is_cpu()) {
     // Each rank needs its shard only, and reads it where rank 0 has it.
     const auto load_shard = [&](std::span<const void* const> slices) {
-      const Range mine = impl.model.shard_of(u);
+      const Range mine = impl.sharded.model.shard_of(u);
       if (mine.empty()) return;
-      impl.optimizer->load_range(u, mine, at::from_blob(const_cast<void*>(slices[0]), {mine.numel()}, at::kFloat));
+      impl.sharded.optimizer->load_range(u, mine,
+                                         at::from_blob(const_cast<void*>(slices[0]), {mine.numel()}, at::kFloat));
     };
     ranks
         .exchange(staging.data(), layout::shard_counts(unit.cuts, unit.whole()), DType::kFloat32, load_shard,
@@ -374,16 +380,16 @@ void load_unit(Engine::Impl& impl, int u, const FlatBuffer& staging) {
   if (ranks.size() > 1 && verify) {
     verify_unit(impl, unit, staging);
   } else if (ranks.size() > 1) {
-    impl.model.group_of(u)
+    impl.sharded.model.group_of(u)
         .transport->broadcast(staging.data(), unit.numel, DType::kFloat32, 0, {.label = unit.name})
         .wait();
   }
-  impl.optimizer->load(u, staging.view(0, unit.numel));
+  impl.sharded.optimizer->load(u, staging.view(0, unit.numel));
 }
 
 /// Loads one unit and takes its parameters over. The module's own memory of the unit is freed here.
 void adopt_unit(Engine::Impl& impl, int u, const FlatBuffer& staging) {
-  auto& model = impl.model;
+  auto& model = impl.sharded.model;
   load_unit(impl, u, staging);
   const auto nbytes = element_nbytes(model.param_dtype);
   for (int p : model.units[u].parameters) {
@@ -398,23 +404,24 @@ void adopt_unit(Engine::Impl& impl, int u, const FlatBuffer& staging) {
 void adopt_parameters(Engine::Impl& impl) {
   at::NoGradGuard no_grad;
   std::int64_t largest = 0;
-  for (const auto& unit : impl.model.units) largest = std::max(largest, unit.numel);
-  const FlatBuffer staging = impl.model.home.make_readable(impl.ledger, MemoryKind::kStaging, DType::kFloat32, largest);
+  for (const auto& unit : impl.sharded.model.units) largest = std::max(largest, unit.numel);
+  const FlatBuffer staging =
+      impl.sharded.model.home.make_readable(impl.sharded.ledger, MemoryKind::kStaging, DType::kFloat32, largest);
   constexpr std::int64_t kMostKeptNumel = 64 << 20;  // of the module's fp32 values, freed but still in the heap
   std::int64_t freed = 0;
-  for (std::size_t u = 0; u < impl.model.units.size(); ++u) {
+  for (std::size_t u = 0; u < impl.sharded.model.units.size(); ++u) {
     adopt_unit(impl, static_cast<int>(u), staging);
-    freed += impl.model.units[u].numel;
-    if (freed < kMostKeptNumel && u + 1 < impl.model.units.size()) continue;
+    freed += impl.sharded.model.units[u].numel;
+    if (freed < kMostKeptNumel && u + 1 < impl.sharded.model.units.size()) continue;
     storage::give_back_freed_memory();
     freed = 0;
   }
-  impl.store->start();
+  impl.sharded.store->start();
 }
 
 /// `moves`: to where the module is to compute.
 void adopt_buffers(Engine::Impl& impl, bool moves) {
-  for (const auto& buffer : impl.inventory.buffers) {
+  for (const auto& buffer : impl.trained.inventory.buffers) {
     if (intercept::is_undrawn(buffer.tensor)) {
       throw ModelError(
           fmt::format("buffer '{}' is drawn at random, and the module was built under a zero::DeferredInit with "
@@ -422,17 +429,18 @@ void adopt_buffers(Engine::Impl& impl, bool moves) {
                       buffer.name));
     }
     intercept::write_values(buffer.tensor);
-    if (moves && buffer.tensor.device() != impl.model.module_device)
-      buffer.tensor.set_data(buffer.tensor.detach().to(impl.model.module_device));
+    if (moves && buffer.tensor.device() != impl.sharded.model.module_device)
+      buffer.tensor.set_data(buffer.tensor.detach().to(impl.sharded.model.module_device));
   }
   Inventory same_everywhere, same_parts;
-  for (const auto& buffer : impl.inventory.buffers)
+  for (const auto& buffer : impl.trained.inventory.buffers)
     (buffer.split.is_split() ? same_parts : same_everywhere).buffers.push_back(buffer);
   broadcast_buffers(same_everywhere, impl.groups.all);
   broadcast_buffers(same_parts, impl.groups.data_parallel);
-  const auto kept = convert_buffers(impl.inventory, impl.model.param_dtype, impl.config.zerotorch.buffer_dtype);
+  const auto kept =
+      convert_buffers(impl.trained.inventory, impl.sharded.model.param_dtype, impl.config.zerotorch.buffer_dtype);
   if (!kept.empty()) impl.config.notices.push_back(kept_buffers_notice(kept));
-  impl.buffers.emplace(impl.inventory.buffers, impl.config.zerotorch.buffers);
+  impl.compute.buffers.emplace(impl.trained.inventory.buffers, impl.config.zerotorch.buffers);
 }
 
 MemoryReport measure_module(const Inventory& inventory) {
@@ -469,21 +477,11 @@ void choose_progress_thread(Engine::Impl& impl) {
   }
 }
 
-/// One seed for all ranks: the configuration's, or that of rank 0's default generator.
-std::uint64_t choose_seed(const Config& config, const EngineNumber& number, Group& group) {
-  const auto base = static_cast<std::uint64_t>(config.zerotorch.seed.value_or(
-      static_cast<std::int64_t>(at::globalContext().defaultGenerator(c10::kCPU).current_seed())));
-  // Two engines with one seed do not draw the same noise.
-  auto seed = static_cast<std::int64_t>(number.seed_from(base));
-  group.broadcast(&seed, 1, DType::kInt64, 0, {.label = "seed"}).wait();
-  return static_cast<std::uint64_t>(seed);
-}
-
 void log_start(const Engine::Impl& impl, const sharding::ShardingPlan& shards, const std::string& optimizer) {
   if (!impl.groups.is_first()) return;
   for (const auto& notice : impl.config.notices) base::log_info("config: {}", notice);
   std::int64_t numel = 0;
-  for (const auto& parameter : impl.model.parameters) numel += parameter.range.numel();
+  for (const auto& parameter : impl.sharded.model.parameters) numel += parameter.range.numel();
   const std::string parts = impl.groups.model_parallel
                                 ? fmt::format(" for each of {} parts of the model", impl.groups.model_parallel_size())
                                 : "";
@@ -492,10 +490,11 @@ void log_start(const Engine::Impl& impl, const sharding::ShardingPlan& shards, c
                  impl.groups.data_parallel.size() == 1 ? "" : "s", parts, impl.groups.data_parallel.backend(),
                  impl.groups.data_parallel.has_progress_thread() ? ", progress thread" : "",
                  shards.place.reads_in_place() ? "node-shared" : "copying",
-                 impl.model.hosts ? fmt::format(" on {} hosts", impl.model.hosts->across.size()) : "", numel / 1e6,
-                 dtype_name(impl.model.param_dtype), impl.model.units.size(), optimizer);
-  for (const std::string& disk : {impl.store->disk_description(), impl.optimizer->disk_description(),
-                                  impl.reducer->disk_description(), impl.activation_home->description()}) {
+                 impl.sharded.model.hosts ? fmt::format(" on {} hosts", impl.sharded.model.hosts->across.size()) : "",
+                 numel / 1e6, dtype_name(impl.sharded.model.param_dtype), impl.sharded.model.units.size(), optimizer);
+  for (const std::string& disk :
+       {impl.sharded.store->disk_description(), impl.sharded.optimizer->disk_description(),
+        impl.sharded.reducer->disk_description(), impl.compute.activation_home->description()}) {
     if (!disk.empty()) base::log_info("{}", disk);
   }
 }
@@ -514,7 +513,7 @@ std::string describe_states(const sharding::OptimizerOptions& options) {
 /// Of states that are divided between a device and the host. Throws ConfigError.
 void check_ratio(const Engine::Impl& impl, const sharding::OptimizerOptions& options) {
   constexpr std::string_view kKey = "zero_optimization.offload_optimizer.ratio";
-  const c10::Device device = impl.model.module_device;
+  const c10::Device device = impl.sharded.model.module_device;
   const optim::Passes* const there = optim::fused_passes_for(device);
   if (!there) {
     throw ConfigError(
@@ -533,18 +532,18 @@ void check_ratio(const Engine::Impl& impl, const sharding::OptimizerOptions& opt
 void check_device(const Engine::Impl& impl, const sharding::ShardingPlan& shards,
                   const sharding::OptimizerOptions& options) {
   if (shards.place.states.is_split()) check_ratio(impl, options);
-  if (impl.model.passes->in_host_memory()) return;
+  if (impl.sharded.model.passes->in_host_memory()) return;
   constexpr std::string_view kRemedy =
       "set zero_optimization.offload_optimizer.device to 'cpu', which keeps and updates states there";
   for (const auto& group : options.groups) {
-    if (impl.model.passes->updates(*group.rule)) continue;
+    if (impl.sharded.model.passes->updates(*group.rule)) continue;
     throw ConfigError(
         fmt::format("optimizer.type: {} updates host memory only, and the module is on {}; {}, or choose another type",
-                    group.rule->name, impl.model.device.str(), kRemedy));
+                    group.rule->name, impl.sharded.model.device.str(), kRemedy));
   }
-  if (options.stochastic_rounding && !impl.model.passes->rounds_stochastically()) {
+  if (options.stochastic_rounding && !impl.sharded.model.passes->rounds_stochastically()) {
     throw ConfigError(fmt::format("zerotorch.stochastic_rounding: in host memory only, and the module is on {}; {}",
-                                  impl.model.device.str(), kRemedy));
+                                  impl.sharded.model.device.str(), kRemedy));
   }
 }
 
@@ -555,7 +554,7 @@ void prepare_for_evaluation(Engine::Impl& impl, const InitializeOptions& options
         "InitializeOptions::evaluation_only, and an optimizer, its factory, parameter groups or a schedule: remove one "
         "or the other");
   }
-  impl.evaluation_only = true;
+  impl.trained.evaluation_only = true;
   Config& config = impl.config;
   config.zerotorch.update = Config::Zerotorch().update;
   config.zero_optimization.offload_optimizer.ratio = 1;
@@ -564,8 +563,8 @@ void prepare_for_evaluation(Engine::Impl& impl, const InitializeOptions& options
 }
 
 void freeze(Engine::Impl& impl) {
-  for (const auto& parameter : impl.model.parameters) {
-    if (parameter.tensor.requires_grad()) impl.frozen.push_back(parameter.tensor);
+  for (const auto& parameter : impl.sharded.model.parameters) {
+    if (parameter.tensor.requires_grad()) impl.trained.frozen.push_back(parameter.tensor);
     parameter.tensor.requires_grad_(false);
   }
 }
@@ -577,62 +576,36 @@ void join_ranks(Engine::Impl& impl, const sharding::ShardingPlan& shards, const 
     throw ConfigError(fmt::format("the ranks have different configurations: {}", *difference));
   }
   check_device(impl, shards, setup.options);
-  const std::string states = impl.evaluation_only ? "nothing, for evaluation only\n" : describe_states(setup.options);
+  const std::string states =
+      impl.trained.evaluation_only ? "nothing, for evaluation only\n" : describe_states(setup.options);
   if (auto difference = first_difference(states, impl.groups.all, "optimizer")) {
     throw ConfigError(fmt::format("the ranks have different optimizers: {}", *difference));
   }
-  check_agreement(impl.inventory, impl.groups.data_parallel);
-  agree_on_parts(impl.groups, impl.inventory);
-  if (impl.model.module_device.is_cpu()) {
-    impl.cpu_products = choose_cpu_products(impl.config.zerotorch.cpu_products, impl.model.param_dtype, impl.groups.all,
-                                            impl.config.notices);
+  check_agreement(impl.trained.inventory, impl.groups.data_parallel);
+  agree_on_parts(impl.groups, impl.trained.inventory);
+  if (impl.sharded.model.module_device.is_cpu()) {
+    impl.compute.cpu_products = choose_cpu_products(impl.config.zerotorch.cpu_products, impl.sharded.model.param_dtype,
+                                                    impl.groups.all, impl.config.notices);
   }
   choose_progress_thread(impl);
-  make_transport(impl.model, place.moved_by);
-  MicroBatchRandom::interrupt();
-  impl.training.seed = choose_seed(impl.config, impl.number, impl.groups.all);
+  make_transport(impl.sharded.model, place.moved_by);
+  impl.random.choose_seed(impl.groups.all);
   impl.optimizer_source = std::move(setup.source);
   make_parts(impl, shards, std::move(setup));
-  make_replicated_alike(impl.groups, impl.inventory,
+  make_replicated_alike(impl.groups, impl.trained.inventory,
                         impl.config.zerotorch.verify_parameters == Config::Zerotorch::VerifyParameters::kVerify);
-  impl.without_values = parameters_without_values(impl.inventory);
+  impl.trained.without_values = parameters_without_values(impl.trained.inventory);
   adopt_parameters(impl);
   adopt_buffers(impl, moves_buffers);
-  if (impl.evaluation_only) freeze(impl);
-  impl.optimizer_source->attach(impl.model, *impl.optimizer, impl.groups.all);
+  if (impl.trained.evaluation_only) freeze(impl);
+  impl.optimizer_source->attach(impl.sharded.model, *impl.sharded.optimizer, impl.groups.all);
+  impl.rates.attach(*impl.optimizer_source, *impl.sharded.optimizer);
   impl.gradients = std::make_unique<Gradients>(impl);
   impl.gradients->hook();
   add_checks(impl);
   impl.refresh_rates();
-  impl.random.set_device(impl.model.module_device);
-  impl.program_seed = MicroBatchRandom::program_seed();
-  MicroBatchRandom::forget_seeding();
+  impl.random.start(impl.sharded.model.module_device);
 }
-
-/// The least number that no engine of this process has; given back with the engine.
-class EngineNumbers {
- public:
-  static int take() {
-    const std::lock_guard lock(mutex());
-    int number = 0;
-    while (!taken().insert(number).second) ++number;
-    return number;
-  }
-  static void give_back(int number) {
-    const std::lock_guard lock(mutex());
-    taken().erase(number);
-  }
-
- private:
-  static std::mutex& mutex() {
-    static auto& the_mutex = *new std::mutex;  // engines may go after static objects
-    return the_mutex;
-  }
-  static std::set<int>& taken() {
-    static auto& the_numbers = *new std::set<int>;
-    return the_numbers;
-  }
-};
 
 }  // namespace
 
@@ -641,17 +614,14 @@ std::uint64_t EngineMoments::now() {
   return ++clock;
 }
 
-EngineNumber::EngineNumber() : value(EngineNumbers::take()) {}
-EngineNumber::~EngineNumber() { EngineNumbers::give_back(value); }
-
 std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::Module> module, Config config,
                                     const InitializeOptions& options) {
   auto impl = std::make_unique<Engine::Impl>();
-  impl->aborts_on_exception = false;  // until ranks depend on each other
-  impl->exceptions_at_start = std::uncaught_exceptions();
+  impl->life.aborts_on_exception = false;  // until ranks depend on each other
+  impl->life.exceptions_at_start = std::uncaught_exceptions();
   impl->config = std::move(config);
-  impl->view = std::move(model);
-  impl->module = std::move(module);
+  impl->trained.view = std::move(model);
+  impl->trained.module = std::move(module);
   impl->groups = find_groups(options);
   base::set_log_rank(impl->groups.all.size() > 1 ? impl->groups.all.rank() : -1);
   // What a rank can find wrong alone comes first: then all ranks report it, and none waits for another.
@@ -667,47 +637,48 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
         std::chrono::milliseconds(static_cast<std::int64_t>(impl->config.zerotorch.timeout_s * 1e3)));
   }
   impl->config.resolve_batch(impl->groups.data_parallel.size());
-  impl->inventory = take_inventory(impl->view);
+  impl->trained.inventory = take_inventory(impl->trained.view);
   if (impl->config.zerotorch.bind_cores_to_rank) {
-    const auto& parameters = impl->inventory.parameters;
+    const auto& parameters = impl->trained.inventory.parameters;
     const c10::Device here = parameters.empty() ? c10::kCPU : parameters.front().tensor.device();
     bind_cores(impl->groups.all, device::memory_node_of(options.device.value_or(here)));
   }
-  if (impl->inventory.parameters.empty() && !impl->groups.model_parallel) {
+  if (impl->trained.inventory.parameters.empty() && !impl->groups.model_parallel) {
     const char* const problem =
         "the model has no parameters: there is nothing to train or to shard; use it without an engine";
     impl->groups.abort(problem);  // other ranks may know nothing of it
     throw ModelError(problem);
   }
-  impl->view.parameters.clear();
-  impl->view.buffers.clear();
-  place_parts(options, impl->groups, impl->inventory);
-  impl->model.module_device = module_device_of(impl->inventory, options.device);
+  impl->trained.view.parameters.clear();
+  impl->trained.view.buffers.clear();
+  place_parts(options, impl->groups, impl->trained.inventory);
+  impl->sharded.model.module_device = module_device_of(impl->trained.inventory, options.device);
   config::refuse_excluded({.config = impl->config,
-                           .module_on_gpu = !impl->model.module_device.is_cpu(),
+                           .module_on_gpu = !impl->sharded.model.module_device.is_cpu(),
                            .model_parallel = impl->groups.model_parallel.has_value(),
                            .program_optimizer = static_cast<bool>(options.optimizer_factory)});
   if (options.schedule && impl->config.scheduler.type != Config::Scheduler::Type::kNone)
     throw ConfigError("both the JSON ('scheduler') and InitializeOptions::schedule give a schedule; remove one");
-  impl->schedule = options.schedule;
-  impl->zero_grad_keeps_window = options.zero_grad_keeps_window;
-  OptimizerSetup setup = set_up_optimizer(impl->config, options, impl->inventory);
-  const std::string description = impl->evaluation_only ? "for evaluation only" : setup.description;
+  impl->rates.set_schedule(options.schedule);
+  impl->life.zero_grad_keeps_window = options.zero_grad_keeps_window;
+  OptimizerSetup setup = set_up_optimizer(impl->config, options, impl->trained.inventory);
+  const std::string description = impl->trained.evaluation_only ? "for evaluation only" : setup.description;
   const ShardPlace place = place_model(*impl);
   const sharding::ShardingPlan shards = make_model(*impl, place);
-  check_buffers(impl->inventory);
-  check_memory(impl->inventory);
+  check_buffers(impl->trained.inventory);
+  check_memory(impl->trained.inventory);
   storage::install_cpu_allocator(impl->config.zerotorch.caching_allocator);
-  impl->memory_before = measure_module(impl->inventory);
+  impl->trained.memory_before = measure_module(impl->trained.inventory);
   add_trace(*impl);
   try {
-    impl->activation_home.emplace(impl->config, impl->groups, impl->model.module_device, impl->ledger);
+    impl->compute.activation_home.emplace(impl->config, impl->groups, impl->sharded.model.module_device,
+                                          impl->sharded.ledger);
     join_ranks(*impl, shards, place, std::move(setup), options.device.has_value());
   } catch (const std::exception& error) {
     impl->groups.abort(error.what());
     throw;
   }
-  impl->aborts_on_exception = true;
+  impl->life.aborts_on_exception = true;
   log_start(*impl, shards, description);
   log_configuration(*impl);
   add_observers(*impl);

@@ -51,11 +51,11 @@ Engine make_engine(std::shared_ptr<torch::nn::Module> module, Config config, con
 }
 }  // namespace detail
 
-void detail::thaw(const Engine& engine) { engine.impl().thaw(); }
+void detail::thaw(const Engine& engine) { engine.impl().trained.thaw(); }
 
 void detail::begin_forward(const Engine& engine) {
   engine.impl().check_values("forward");
-  engine.impl().begin_random_stream();
+  engine.impl().random.begin();
 }
 
 at::Tensor detail::cast_input(const Engine& engine, const at::Tensor& input) {
@@ -65,13 +65,13 @@ at::Tensor detail::cast_input(const Engine& engine, const at::Tensor& input) {
 }
 
 void engine::Uses::before_use(intercept::ParameterHandle& handle) {
-  impl_.begin_random_stream();
+  impl_.random.begin();
   impl_.observers.tell(&observe::StepObserver::use_parameter);
-  impl_.store->before_use(handle);
+  impl_.sharded.store->before_use(handle);
 }
-void engine::Uses::after_use(intercept::ParameterHandle& handle) noexcept { impl_.store->after_use(handle); }
+void engine::Uses::after_use(intercept::ParameterHandle& handle) noexcept { impl_.sharded.store->after_use(handle); }
 void engine::Uses::before_write(intercept::ParameterHandle& handle, const char* op_name) {
-  impl_.store->before_write(handle, op_name);
+  impl_.sharded.store->before_write(handle, op_name);
 }
 
 Engine initialize(ModelView model, Config config, const InitializeOptions& options) {
@@ -80,38 +80,38 @@ Engine initialize(ModelView model, Config config, const InitializeOptions& optio
 
 Engine::Impl::~Impl() {
   // Leaving by exception: tell the others now, they would wait for this rank.
-  if (aborts_on_exception && std::uncaught_exceptions() > exceptions_at_start) {
+  if (life.aborts_on_exception && std::uncaught_exceptions() > life.exceptions_at_start) {
     groups.abort("its engine was destroyed by an exception");
   }
-  if (model.hosts && groups.data_parallel.failed()) {
+  if (sharded.model.hosts && groups.data_parallel.failed()) {
     // Their destructors would wait for ranks that may never come.
-    model.hosts->node.abort("the group of all ranks has failed");
-    model.hosts->across.abort("the group of all ranks has failed");
+    sharded.model.hosts->node.abort("the group of all ranks has failed");
+    sharded.model.hosts->across.abort("the group of all ranks has failed");
   }
-  *self = nullptr;
+  *life.self = nullptr;
   observers.tell(&Observer::end_training);
-  if (update && update->is_pending() && groups.is_first() && !failed &&
-      std::uncaught_exceptions() <= exceptions_at_start) {
+  if (sharded.update && sharded.update->is_pending() && groups.is_first() && !life.failed &&
+      std::uncaught_exceptions() <= life.exceptions_at_start) {
     base::log_warning(
         "the engine was destroyed before the last update was finished (zerotorch.update \"{}\"), and the module lacks "
         "it; call Engine::finish_update() first where that matters",
         config::kind_of(config.zerotorch.update).name);
   }
   try {
-    if (update) update->stop();
+    if (sharded.update) sharded.update->stop();
   } catch (const std::exception& error) {  // of a disk
     base::log_error("{}", error.what());
   }
   gradients.reset();
-  reducer.reset();  // what its last finish steps call is still there
-  update.reset();
-  for (auto& parameter : model.parameters) {
+  sharded.reducer.reset();  // what its last finish steps call is still there
+  sharded.update.reset();
+  for (auto& parameter : sharded.model.parameters) {
     if (!parameter.handle) continue;
     std::shared_ptr<void> memory;
-    if (store) {
-      const auto& writes = store->writes();
+    if (sharded.store) {
+      const auto& writes = sharded.store->writes();
       memory = writes.has(parameter.handle->parameter()) ? writes.keep_alive(parameter.handle->parameter())
-                                                         : store->keep_alive(parameter.unit);
+                                                         : sharded.store->keep_alive(parameter.unit);
     }
     if (!memory && parameter.handle->attached()) parameter.handle->release();  // a buffer that goes now
     parameter.handle->retire(
@@ -120,46 +120,12 @@ Engine::Impl::~Impl() {
                     "GatheredParameters before the engine is destroyed",
                     parameter.name));
   }
-  thaw();
-}
-
-double Engine::Impl::lr_of(std::size_t optimizer_group) const {
-  if (const auto& set = training.lr_overrides[optimizer_group]) return *set;
-  const double base = optimizer_source->base_lr(optimizer_group);
-  if (!schedule) return optim::learning_rate_at(config.scheduler, base, schedule_step());
-  const double rate = schedule(schedule_step(), base);
-  if (!(rate >= 0 && std::isfinite(rate))) {
-    throw ConfigError(fmt::format(
-        "InitializeOptions::schedule gives {:g} at step {}: a learning rate is a finite number that is not negative",
-        rate, schedule_step()));
-  }
-  return rate;
-}
-
-std::int64_t Engine::Impl::schedule_step() const {
-  const std::int64_t steps_before = config.scheduler.last_batch_iteration + 1;  // done before this run
-  return training.global_steps - training.scaler.skipped_steps() - training.schedule_begin + steps_before;
+  trained.thaw();
 }
 
 void Engine::Impl::refresh_rates() {
-  optimizer_source->read_options();
-  rates.resize(optimizer->groups().size());
-  const auto betas = optim::betas_at(config.scheduler, schedule_step());
-  for (std::size_t g = 0; g < rates.size(); ++g) {
-    if (betas) {
-      optim::Hyper hyper = optimizer->groups()[g].hyper;
-      std::tie(hyper.beta1, hyper.beta2) = *betas;
-      if (!(hyper.beta1 < 1)) {
-        throw ConfigError(fmt::format(
-            "scheduler.params.decay_mom_rate has brought the first beta to {:g} at step {}; take a smaller one, or set "
-            "cycle_momentum to false",
-            hyper.beta1, schedule_step()));
-      }
-      optimizer->set_hyper(g, hyper);
-    }
-    rates[g] = lr_of(g);
-  }
-  update->set_rates(rates, averaging());
+  rates.refresh();
+  sharded.update->set_rates(rates.next(), accumulation.averaging());
 }
 
 std::uint64_t Engine::Impl::update_hash() const {
@@ -168,11 +134,11 @@ std::uint64_t Engine::Impl::update_hash() const {
     hash = (hash ^ std::bit_cast<std::uint64_t>(value)) * 1099511628211ull;
     hash ^= hash >> 31;
   };
-  for (const double rate : rates) add(rate);
-  for (const int g : stepped_groups) add(g);
-  add(is_boundary());
+  for (const double rate : rates.next()) add(rate);
+  for (const int g : step.groups) add(g);
+  add(accumulation.is_boundary());
   add(static_cast<double>(config.gradient_accumulation_steps));
-  for (const auto& settings : optimizer->groups()) {
+  for (const auto& settings : sharded.optimizer->groups()) {
     for (const auto& one : optim::hyper_numbers()) add(one.of(settings.hyper));
   }
   return hash;
@@ -180,15 +146,15 @@ std::uint64_t Engine::Impl::update_hash() const {
 
 void Engine::Impl::throw_update_difference() {
   std::string text;
-  for (std::size_t g = 0; g < rates.size(); ++g) {
-    const auto& hyper = optimizer->groups()[g].hyper;
-    text += fmt::format("parameter group {} has learning rate {:g}\n", g, rates[g]);
+  for (std::size_t g = 0; g < rates.next().size(); ++g) {
+    const auto& hyper = sharded.optimizer->groups()[g].hyper;
+    text += fmt::format("parameter group {} has learning rate {:g}\n", g, rates.next()[g]);
     for (const auto& one : optim::hyper_numbers())
       text += fmt::format("parameter group {} has {} {:g}\n", g, one.name, one.of(hyper));
   }
-  for (const int g : stepped_groups) text += fmt::format("step() of parameter group {}\n", g);
+  for (const int g : step.groups) text += fmt::format("step() of parameter group {}\n", g);
   text += fmt::format("gradient_accumulation_steps {}\n", config.gradient_accumulation_steps);
-  text += fmt::format("{} at an accumulation boundary\n", is_boundary() ? "is" : "is not");
+  text += fmt::format("{} at an accumulation boundary\n", accumulation.is_boundary() ? "is" : "is not");
   if (const auto difference = engine::first_difference(text, groups.data_parallel, "rates")) {
     throw ConfigError(
         fmt::format("the ranks would update differently: {}; set rates, step groups and accumulation alike on "
@@ -198,112 +164,50 @@ void Engine::Impl::throw_update_difference() {
   gradients->throw_trainable_difference();
 }
 
-namespace {
-
-std::uint64_t mix(std::uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-  return z ^ (z >> 31);
-}
-
-}  // namespace
-
-void Engine::Impl::begin_random_stream() {
-  using Random = engine::MicroBatchRandom;
-  if (!config.zerotorch.reseed_per_micro_batch || !at::GradMode::is_enabled()) return;
-  if (Random::has_begun()) {
-    // The seed of numbers that are given once more is of before.
-    if (intercept::replays_random() || !Random::was_reseeded()) return;
-    Random::interrupt();
-  }
-  intercept::random_stream_begins();
-  const bool just_seeded = Random::is_just_seeded();
-  const std::uint64_t now = Random::program_seed();
-  if (std::exchange(program_seed, now) != now || just_seeded) {
-    // The program has called manual_seed(): streams are keyed by its seed from here on, and two forwards with one seed
-    // have the same noise.
-    training.seed = number.seed_from(now);
-    random.restart();
-    Random::forget_seeding();
-  }
-  random.begin(stream_seed(0));
-  intercept::random_stream_has_begun();
-}
-
-void Engine::Impl::end_random_stream() {
-  random.end();
-  model_parallel_random.reset();
-}
-
-std::uint64_t Engine::Impl::stream_seed(int branch) const {
-  // Micro-batch i of the whole run, whatever rank it falls on: i = j*N + r.
-  const auto index = static_cast<std::uint64_t>(training.micro_batches + groups.data_parallel.rank());
-  const std::uint64_t stream = mix(training.seed + (index + 1) * 0x9E3779B97F4A7C15ull);
-  return branch == 0 ? stream : mix(stream + static_cast<std::uint64_t>(branch) * 0xBF58476D1CE4E5B9ull);
-}
-
-void Engine::Impl::agree_on_use() {
-  if (!groups.model_parallel) return;
-  const std::size_t count = model.parameters.size();
-  const auto ranks = static_cast<std::size_t>(groups.model_parallel_size());
-  auto& [mine, all, counts] = use_buffers;
-  mine.resize(count);
-  all.resize(count * ranks);
-  counts.assign(ranks, static_cast<std::int64_t>(count));
-  for (std::size_t p = 0; p < count; ++p) mine[p] = reducer->used_in_window(static_cast<int>(p));
-  Group& copy = *groups.model_parallel;
-  copy.all_gather(mine.data(), all.data(), counts, DType::kByte, {.label = "used parameters"}).wait();
-  for (std::size_t p = 0; p < count; ++p) {
-    bool used = false;
-    for (std::size_t rank = 0; rank < ranks; ++rank) used |= all[rank * count + p] != 0;
-    if (!used || mine[p]) continue;
-    if (reducer->window_is_empty()) reducer->hold_sums();
-    reducer->count_as_used(static_cast<int>(p));
-  }
-}
-
 double Engine::Impl::compute_norm() {
-  sharding::Stopwatch watch(timeline, &StepBreakdown::norm);
-  reducer->complete_sumsq();
-  const std::uint64_t must_agree = update_hash() ^ store->writes().replicated_hash();
-  grad_norm_scale = sums_are_averages ? 1.0 : averaging();
-  return norm->of(*reducer, must_agree) * grad_norm_scale;
+  sharding::Stopwatch watch(sharded.timeline, &StepBreakdown::norm);
+  sharded.reducer->complete_sumsq();
+  const std::uint64_t must_agree = update_hash() ^ sharded.store->writes().replicated_hash();
+  step.grad_norm_scale = step.sums_are_averages ? 1.0 : accumulation.averaging();
+  return sharded.norm->of(*sharded.reducer, must_agree) * step.grad_norm_scale;
 }
 
 void Engine::Impl::apply_step(double average) {
-  double scale = sums_are_averages ? 1.0 : average;
+  double scale = step.sums_are_averages ? 1.0 : average;
   const double bound = config.gradient_clipping;
-  if (bound > 0 && grad_norm > bound) scale *= bound / (grad_norm + 1e-6);
-  optimizer_source->update(*update, *reducer, timeline, rates, scale);
+  if (bound > 0 && step.grad_norm > bound) scale *= bound / (step.grad_norm + 1e-6);
+  optimizer_source->update(*sharded.update, *sharded.reducer, sharded.timeline, rates.next(), scale);
   publish_update();
 }
 
 void Engine::Impl::publish_update() {
-  store->publish(/*frozen_too=*/false);
-  for (const auto& parameter : model.parameters) intercept::bump_version(parameter.tensor);
+  sharded.store->publish(/*frozen_too=*/false);
+  for (const auto& parameter : sharded.model.parameters) intercept::bump_version(parameter.tensor);
 }
 
 void Engine::Impl::begin_update() {
   // A scope writes what it has gathered when it is closed.
-  if (is_boundary() && !sums_are_averages && gathered_scopes == 0) update->begin(rates, averaging());
+  if (accumulation.is_boundary() && !step.sums_are_averages && life.gathered_scopes == 0)
+    sharded.update->begin(rates.next(), accumulation.averaging());
 }
 
 void Engine::Impl::finish_pending_update() {
-  if (!update->is_pending()) return;
-  const bool failed_before = std::exchange(failed, true);  // until the end: a throw on the way leaves the ranks apart
-  store->quiesce();
+  if (!sharded.update->is_pending()) return;
+  const bool failed_before =
+      std::exchange(life.failed, true);  // until the end: a throw on the way leaves the ranks apart
+  sharded.store->quiesce();
   groups.data_parallel.barrier({.label = "pending update"}).wait();  // nobody reads shards
   {
-    sharding::Stopwatch watch(timeline, &StepBreakdown::update);
-    update->finish();
+    sharding::Stopwatch watch(sharded.timeline, &StepBreakdown::update);
+    sharded.update->finish();
   }
   publish_update();
-  failed = failed_before;
+  life.failed = failed_before;
 }
 
 std::optional<std::string> Engine::Impl::skip_step(double scale_before, optim::LossScaler::Decision decision) {
-  const std::optional<int> first = norm->first_not_finite(*reducer);
-  const std::string what = first ? fmt::format("the gradient of parameter '{}'", model.parameters[*first].name)
+  const std::optional<int> first = sharded.norm->first_not_finite(*sharded.reducer);
+  const std::string what = first ? fmt::format("the gradient of parameter '{}'", sharded.model.parameters[*first].name)
                                  : std::string("a gradient of another model-parallel rank");
   if (decision == optim::LossScaler::Decision::kSkipAtMinimum) {
     return fmt::format(
@@ -353,8 +257,8 @@ void run_backward(const at::Tensor& loss, std::span<Engine::Impl* const> engines
   }
   for (const Engine::Impl* impl : engines) impl->observers.tell(&Observer::before_backward);
   for (Engine::Impl* impl : engines) {
-    impl->enter(impl->ends_in_backward() ? engine::Entry::kStep : engine::Entry::kBackward, "backward()");
-    if (impl->reducer->window_is_empty()) impl->refresh_rates();
+    impl->enter(impl->accumulation.ends_in_backward() ? engine::Entry::kStep : engine::Entry::kBackward, "backward()");
+    if (impl->sharded.reducer->window_is_empty()) impl->refresh_rates();
     impl->observers.tell(&Observer::loss, loss);
   }
   const double scale = common_scale(engines);
@@ -375,7 +279,7 @@ void run_backward(const at::Tensor& loss, std::span<Engine::Impl* const> engines
     impl->observers.tell(&Observer::end_backward);
   }
   for (Engine::Impl* impl : engines) {
-    if (!impl->ends_in_backward()) continue;
+    if (!impl->accumulation.ends_in_backward()) continue;
     impl->guarded_step();
     impl->accumulation.ended_in_backward = true;
   }
@@ -397,18 +301,17 @@ void Engine::backward(const at::Tensor& loss, const BackwardOptions& options) {
 at::Tensor Engine::scale(const at::Tensor& loss) {
   impl_->check_trains("scale()");
   if (impl_->training.scaler.scale() == 1) return loss;
-  if (const auto& last = impl_->last_scaled; last && loss.defined() && last->lock() == loss.getIntrusivePtr())
+  if (const auto& last = impl_->step.last_scaled; last && loss.defined() && last->lock() == loss.getIntrusivePtr())
     throw ModelError("scale(): this loss is scaled already; call backward() on it");
   const at::Tensor result = scaled(loss, impl_->training.scaler.scale());
   if (result.requires_grad()) impl_->gradients->expect_scaled(result);
-  impl_->last_scaled.emplace(result.getIntrusivePtr());
+  impl_->step.last_scaled.emplace(result.getIntrusivePtr());
   return result;
 }
 
 void Engine::finish_update() { impl_->enter(engine::Entry::kReadWeights, "finish_update()"); }
 
 void Engine::zero_grad() {
-  engine::MicroBatchRandom::interrupt();  // of a forward that is given up: the next is the micro-batch's first
   impl_->random.restart();
   impl_->enter(engine::Entry::kZeroGrad, "zero_grad()");
   impl_->gradients->zero_grad();
@@ -418,107 +321,109 @@ void Engine::step(const std::vector<int>& parameter_groups) {
   for (const int group : parameter_groups) engine::checked_group(*impl_, group);
   if (parameter_groups.empty()) throw ConfigError("step({}): no parameter group was given; step() updates all");
   if (const auto why = impl_->without_gradients("step() of some parameter groups"); !why.empty()) throw ModelError(why);
-  impl_->stepped_groups = parameter_groups;
+  impl_->step.groups = parameter_groups;
   try {
     step();
   } catch (...) {
-    impl_->stepped_groups.clear();
+    impl_->step.groups.clear();
     throw;
   }
-  impl_->stepped_groups.clear();
+  impl_->step.groups.clear();
 }
 
 Engine::Impl::MicroBatch Engine::Impl::finish_micro_batch(bool may_be_none) {
   using Agreement = sharding::MicroBatchAgreement;
   std::uint64_t flags = 0;
-  reducer->expect_last_micro_batch(is_boundary());
-  if (!store->writes().empty()) flags |= Agreement::kParametersWritten;
-  if (groups.data_parallel.size() > 1 && buffers->needed() && buffers->changed()) flags |= Agreement::kBuffersChanged;
-  const auto& agreed = reducer->finish_micro_batch({.flags = flags, .must_agree = update_hash()}, may_be_none);
+  sharded.reducer->expect_last_micro_batch(accumulation.is_boundary());
+  if (!sharded.store->writes().empty()) flags |= Agreement::kParametersWritten;
+  if (groups.data_parallel.size() > 1 && compute.buffers->needed() && compute.buffers->changed())
+    flags |= Agreement::kBuffersChanged;
+  const auto& agreed = sharded.reducer->finish_micro_batch({.flags = flags, .must_agree = update_hash()}, may_be_none);
   const MicroBatch result{.counts = !may_be_none || agreed.facts().rounds > 0,
                           .buffers_changed = (agreed.facts().flags & Agreement::kBuffersChanged) != 0};
   if (result.counts) observers.tell(&Observer::end_micro_batch);
   if (agreed.differing_rank() >= 0) throw_update_difference();
   if (agreed.facts().flags & Agreement::kParametersWritten) {
-    update->drop();
-    store->writes().commit(*store, *optimizer);
+    sharded.update->drop();
+    sharded.store->writes().commit(*sharded.store, *sharded.optimizer);
   }
-  if (const auto& unused = reducer->unused_parameters();
+  if (const auto& unused = sharded.reducer->unused_parameters();
       !unused.empty() && !config.zero_optimization.ignore_unused_parameters) {
     throw ModelError(
         fmt::format("parameter '{}' ({} in all) got no gradient on any rank in this micro-batch; remove it, "
                     "freeze it, or "
                     "set zero_optimization.ignore_unused_parameters to true",
-                    model.parameters[unused.front()].name, unused.size()));
+                    sharded.model.parameters[unused.front()].name, unused.size()));
   }
   return result;
 }
 
 std::optional<std::string> Engine::Impl::finish_window(std::int64_t window_end) {
   const bool dropped = std::exchange(accumulation.dropped, false);
-  if (!dropped) check_window_length(window_end - training.window_begin);
-  const double lr = rates.front();
-  store->quiesce();
-  agree_on_use();
-  const bool changed = sums_are_averages;
-  grad_norm = compute_norm();
+  if (!dropped) accumulation.check_length(window_end - training.window_begin);
+  const double lr = rates.next().front();
+  sharded.store->quiesce();
+  used_parts.agree(groups, *sharded.reducer, sharded.model.parameters.size());
+  const bool changed = step.sums_are_averages;
+  step.grad_norm = compute_norm();
   // Of the mean, also where the caller has ended a window that is not as long as the average's divisor says.
   const std::int64_t length = window_end - training.window_begin;
-  const double to_mean = averaged_micro_batches() / static_cast<double>(length);
+  const double to_mean = accumulation.averaged_micro_batches() / static_cast<double>(length);
   observers.tell(&Observer::end_accumulation, observe::Accumulation{.group = groups.data_parallel,
                                                                     .micro_batches = length,
-                                                                    .grad_norm = grad_norm * to_mean,
-                                                                    .averaging = averaging() * to_mean,
+                                                                    .grad_norm = step.grad_norm * to_mean,
+                                                                    .averaging = accumulation.averaging() * to_mean,
                                                                     .is_whole = !changed && !dropped});
   std::optional<std::string> problem;
-  const double scale = training.scaler.scale(), average = averaging();  // of this window
-  const auto decision = training.scaler.update(std::isfinite(grad_norm));
-  step_applied = decision == optim::LossScaler::Decision::kTake;
-  if (step_applied) {
+  const double scale = training.scaler.scale(), average = accumulation.averaging();  // of this window
+  const auto decision = training.scaler.update(std::isfinite(step.grad_norm));
+  step.applied = decision == optim::LossScaler::Decision::kTake;
+  if (step.applied) {
     apply_step(average);
   } else {
     problem = skip_step(scale, decision);
     finish_pending_update();
-    update->drop();
+    sharded.update->drop();
   }
-  reducer->start_window();
+  sharded.reducer->start_window();
   gradients->end_window();
-  sums_are_averages = false;
+  step.sums_are_averages = false;
   ++training.global_steps;
-  moments.stepped = engine::EngineMoments::now();
+  life.moments.stepped = engine::EngineMoments::now();
   training.window_begin = window_end;
-  last_times = std::exchange(timeline.times, {});
+  step.times = std::exchange(sharded.timeline.times, {});
   engine::log_step(*this);
   observers.tell(
       &Observer::updated,
       observe::Update{.samples = window_end * config.train_micro_batch_size_per_gpu,
                       .lr = lr,
-                      .grad_norm = grad_norm,
+                      .grad_norm = step.grad_norm,
                       .loss_scale = config.fp16.enabled ? std::optional(training.scaler.scale()) : std::nullopt});
   return problem;
 }
 
-std::optional<std::string> Engine::Impl::step() {
+std::optional<std::string> Engine::Impl::take_step() {
   std::optional<std::string> problem;
-  step_applied = false;
-  if (keeps_gradients() || reducer->window_is_empty()) refresh_rates();
+  step.applied = false;
+  if (keeps_gradients() || sharded.reducer->window_is_empty()) refresh_rates();
   const MicroBatch finished = finish_micro_batch(std::exchange(accumulation.ended_in_backward, false));
   const std::int64_t micro_batches = training.micro_batches + (finished.counts ? groups.data_parallel.size() : 0);
-  if (finished.counts ? is_boundary() : accumulation.boundary == true) problem = finish_window(micro_batches);
+  if (finished.counts ? accumulation.is_boundary() : accumulation.boundary == true)
+    problem = finish_window(micro_batches);
   // Ranks whose forward wrote buffers meet here, before the next forward.
-  if (finished.buffers_changed) buffers->synchronise(groups.data_parallel);
+  if (finished.buffers_changed) compute.buffers->synchronise(groups.data_parallel);
   training.micro_batches = micro_batches;
-  end_random_stream();
+  random.end();
   return problem;
 }
 
 std::optional<std::string> Engine::Impl::guarded_step() {
   observers.tell(&Observer::before_step);
-  failed = true;  // until the end: a throw on the way leaves the ranks apart
+  life.failed = true;  // until the end: a throw on the way leaves the ranks apart
   observers.tell(&Observer::begin_step);
-  std::optional<std::string> problem = step();
-  observers.tell(&Observer::end_step, training.global_steps, window_micro_batches() == 0);
-  failed = false;
+  std::optional<std::string> problem = take_step();
+  observers.tell(&Observer::end_step, training.global_steps, accumulation.window_micro_batches() == 0);
+  life.failed = false;
   return problem;
 }
 
@@ -533,17 +438,17 @@ int Engine::world_size() const { return impl_->groups.data_parallel.size(); }
 int Engine::local_rank() const { return impl_->groups.all.local_rank(); }
 int Engine::model_parallel_rank() const { return impl_->groups.model_parallel_rank(); }
 int Engine::model_parallel_size() const { return impl_->groups.model_parallel_size(); }
-at::Device Engine::device() const { return impl_->model.module_device; }
+at::Device Engine::device() const { return impl_->sharded.model.module_device; }
 const Group& Engine::group() const { return impl_->groups.data_parallel; }
 const Group& Engine::all_ranks() const { return impl_->groups.all; }
 const Config& Engine::config() const { return impl_->config; }
 std::int64_t Engine::global_steps() const { return impl_->training.global_steps; }
 std::int64_t Engine::skipped_steps() const { return impl_->training.scaler.skipped_steps(); }
-std::int64_t Engine::micro_steps() const { return impl_->micro_steps(); }
-bool Engine::is_gradient_accumulation_boundary() const { return impl_->is_boundary(); }
-bool Engine::was_step_applied() const { return impl_->step_applied; }
+std::int64_t Engine::micro_steps() const { return impl_->accumulation.micro_steps(); }
+bool Engine::is_gradient_accumulation_boundary() const { return impl_->accumulation.is_boundary(); }
+bool Engine::was_step_applied() const { return impl_->step.applied; }
 double Engine::learning_rate(int parameter_group) const {
-  return impl_->lr_of(engine::checked_group(*impl_, parameter_group));
+  return impl_->rates.of(engine::checked_group(*impl_, parameter_group));
 }
 void Engine::set_learning_rate(double lr) {
   for (std::size_t g = 0; g < impl_->training.lr_overrides.size(); ++g) set_learning_rate(static_cast<int>(g), lr);
@@ -560,13 +465,13 @@ void Engine::follow_schedule() {
   for (auto& override : impl_->training.lr_overrides) override.reset();
 }
 int Engine::parameter_groups() const { return static_cast<int>(impl_->training.lr_overrides.size()); }
-double Engine::grad_norm() const { return impl_->grad_norm; }
+double Engine::grad_norm() const { return impl_->step.grad_norm; }
 std::vector<UnitNorm> Engine::unit_grad_norms() const {
   std::vector<UnitNorm> norms;
-  const auto& units = impl_->model.units;
-  for (std::size_t u = 0; impl_->norm && u < impl_->norm->unit_sumsq().size(); ++u) {
+  const auto& units = impl_->sharded.model.units;
+  for (std::size_t u = 0; impl_->sharded.norm && u < impl_->sharded.norm->unit_sumsq().size(); ++u) {
     if (!units[u].trainable) continue;
-    norms.push_back({units[u].name, std::sqrt(impl_->norm->unit_sumsq()[u]) * impl_->grad_norm_scale});
+    norms.push_back({units[u].name, std::sqrt(impl_->sharded.norm->unit_sumsq()[u]) * impl_->step.grad_norm_scale});
   }
   return norms;
 }
@@ -575,13 +480,13 @@ void Engine::measure_gradient_noise(bool on) {
     throw ConfigError("measure_gradient_noise(): not of models that are split over model-parallel ranks");
   }
   // What a window had before zero_grad() has dropped it is not measured, and finish_window() notices.
-  if (!impl_->reducer->window_is_empty() || impl_->reducer->micro_batch_has_gradients()) {
+  if (!impl_->sharded.reducer->window_is_empty() || impl_->sharded.reducer->micro_batch_has_gradients()) {
     throw ConfigError(
         "measure_gradient_noise(): between an update (or zero_grad()) and the next backward, not within a window");
   }
   auto* meter = impl_->observers.find<observe::GradientNoiseMeter>();
   if (meter == nullptr && on) {
-    meter = &impl_->observers.add<observe::GradientNoiseMeter>(impl_->model.parameters.size());
+    meter = &impl_->observers.add<observe::GradientNoiseMeter>(impl_->sharded.model.parameters.size());
   }
   if (meter) meter->measure(on);
 }
@@ -591,8 +496,8 @@ std::optional<GradientNoise> Engine::gradient_noise() const {
 }
 double Engine::loss_scale() const { return impl_->training.scaler.scale(); }
 torch::nn::Module& Engine::module() const {
-  if (!impl_->module) throw ModelError("module(): this engine was made of a zero::ModelView, not of a module");
-  return *impl_->module;
+  if (!impl_->trained.module) throw ModelError("module(): this engine was made of a zero::ModelView, not of a module");
+  return *impl_->trained.module;
 }
 void Engine::check_module() const { impl_->check_module(); }
 

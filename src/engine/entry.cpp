@@ -60,15 +60,15 @@ Needs needs_of(engine::Entry entry) {
 void Engine::Impl::enter(engine::Entry entry, const char* caller) {
   check_usable();
   const bool trains_on = entry == engine::Entry::kBackward || entry == engine::Entry::kStep;
-  if (!trains_on && entry != engine::Entry::kReadGradients) update->drop();
+  if (!trains_on && entry != engine::Entry::kReadGradients) sharded.update->drop();
   const Needs needs = needs_of(entry);
   if (needs.trains) check_trains(caller);
   if (needs.values) check_values(caller);
-  if (needs.unscoped && gathered_scopes > 0) {
+  if (needs.unscoped && life.gathered_scopes > 0) {
     throw ModelError(fmt::format("{} inside a zero::GatheredParameters: close it first{}", caller, needs.why_unscoped));
   }
   if (const auto why = needs.sums ? without_gradients(caller) : std::string(); !why.empty()) throw ModelError(why);
-  if (needs.last_micro_batch && !is_boundary()) {
+  if (needs.last_micro_batch && !accumulation.is_boundary()) {
     throw ModelError(
         fmt::format("{}: gradients can be changed in the last micro-batch of a window only "
                     "(is_gradient_accumulation_boundary()): "
@@ -77,7 +77,7 @@ void Engine::Impl::enter(engine::Entry entry, const char* caller) {
   }
   if (needs.module) check_module();
   if (needs.own_gradients) gradients->look(caller);
-  if (needs.no_gradients && reducer->micro_batch_has_gradients()) {
+  if (needs.no_gradients && sharded.reducer->micro_batch_has_gradients()) {
     throw ModelError(
         fmt::format("{} between backward() and step(): call it after step(), also when that is inside an "
                     "accumulation window",
@@ -87,7 +87,7 @@ void Engine::Impl::enter(engine::Entry entry, const char* caller) {
 }
 
 void Engine::Impl::check_trains(const char* caller) const {
-  if (!evaluation_only) return;
+  if (!trained.evaluation_only) return;
   throw ModelError(
       fmt::format("{}: this engine was made with InitializeOptions::evaluation_only, its parameters are frozen and "
                   "have no gradients and optimizer states; make one without it to train",
@@ -95,12 +95,12 @@ void Engine::Impl::check_trains(const char* caller) const {
 }
 
 void Engine::Impl::check_values(const char* caller) const {
-  if (without_values.empty()) return;
+  if (trained.without_values.empty()) return;
   throw ModelError(fmt::format(
       "{}: parameter '{}'{} was built under a zero::DeferredInit with without_values and has no values yet: call "
       "load_checkpoint(), load_full_weights() or set_full_weight() first",
-      caller, *without_values.begin(),
-      without_values.size() == 1 ? "" : fmt::format(" and {} others", without_values.size() - 1)));
+      caller, *trained.without_values.begin(),
+      trained.without_values.size() == 1 ? "" : fmt::format(" and {} others", trained.without_values.size() - 1)));
 }
 
 void Engine::Impl::note_loaded(const LoadReport& report) {
@@ -108,16 +108,16 @@ void Engine::Impl::note_loaded(const LoadReport& report) {
     return std::ranges::find(report.missing, name) != report.missing.end() ||
            std::ranges::any_of(report.mismatched, [&](const auto& text) { return text.starts_with(name + ":"); });
   };
-  std::erase_if(without_values, [&](const std::string& name) { return !is_left_out(name); });
+  std::erase_if(trained.without_values, [&](const std::string& name) { return !is_left_out(name); });
 }
 
 void Engine::Impl::check_usable() const {
-  if (failed) {
+  if (life.failed) {
     throw CommError(
         "an earlier step of this engine failed half-way; its ranks may hold different values: make a "
         "new engine");
   }
-  if (half_loaded) {
+  if (life.half_loaded) {
     throw CheckpointError(
         "loading a checkpoint failed after some values had been changed; load another one (or set "
         "LoadOptions::fall_back) before going on");
@@ -125,17 +125,18 @@ void Engine::Impl::check_usable() const {
 }
 
 void Engine::Impl::check_module() {
-  if (!engine::is_unchanged(inventory, view)) engine::throw_module_changed(inventory, view);
-  for (std::size_t p = 0; p < model.parameters.size(); ++p) {
-    const auto& parameter = model.parameters[p];
+  if (!engine::is_unchanged(trained.inventory, trained.view))
+    engine::throw_module_changed(trained.inventory, trained.view);
+  for (std::size_t p = 0; p < sharded.model.parameters.size(); ++p) {
+    const auto& parameter = sharded.model.parameters[p];
     if (parameter.handle->owns(parameter.tensor)) continue;
     const at::Tensor& now = parameter.tensor;
-    const bool same_kind = now.scalar_type() == device::to_scalar_type(model.param_dtype) &&
-                           now.device() == model.module_device && now.layout() == at::kStrided &&
+    const bool same_kind = now.scalar_type() == device::to_scalar_type(sharded.model.param_dtype) &&
+                           now.device() == sharded.model.module_device && now.layout() == at::kStrided &&
                            now.numel() == parameter.range.numel() &&
-                           now.sizes() == at::IntArrayRef(inventory.parameters[p].sizes);
-    if (same_kind && !store->refuses_writes()) {
-      store->writes().take_over(static_cast<int>(p), now.detach(), &uses);
+                           now.sizes() == at::IntArrayRef(trained.inventory.parameters[p].sizes);
+    if (same_kind && !sharded.store->refuses_writes()) {
+      sharded.store->writes().take_over(static_cast<int>(p), now.detach(), &uses);
       gradients->follow_set_data(static_cast<int>(p));
       continue;
     }
@@ -151,9 +152,9 @@ void Engine::Impl::check_module() {
 }
 
 void Engine::Impl::commit_weights() {
-  update->settle();
+  sharded.update->settle();
   finish_pending_update();
-  if (keeps_gradients()) store->writes().commit(*store, *optimizer);
+  if (keeps_gradients()) sharded.store->writes().commit(*sharded.store, *sharded.optimizer);
 }
 
 std::string Engine::Impl::without_gradients(const char* caller) const {

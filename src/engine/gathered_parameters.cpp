@@ -21,12 +21,12 @@ std::vector<int> units_of(const sharding::ShardedModel& model, const std::vector
 /// What is not split gets the values of the first model-parallel rank. *Collective* over the modifiers of a copy.
 void take_first_part(Engine::Impl& impl, const std::vector<int>& parameters) {
   for (const int p : parameters) {
-    const auto& parameter = impl.model.parameters[p];
-    if (!impl.model.units[parameter.unit].replicated || parameter.range.empty()) continue;
+    const auto& parameter = impl.sharded.model.parameters[p];
+    if (!impl.sharded.model.units[parameter.unit].replicated || parameter.range.empty()) continue;
     const at::Tensor values =
-        impl.store->pinned_view(parameter.unit).narrow(0, parameter.range.begin, parameter.range.numel());
+        impl.sharded.store->pinned_view(parameter.unit).narrow(0, parameter.range.begin, parameter.range.numel());
     impl.groups.model_parallel
-        ->broadcast(values.mutable_data_ptr(), parameter.range.numel(), impl.model.param_dtype, 0,
+        ->broadcast(values.mutable_data_ptr(), parameter.range.numel(), impl.sharded.model.param_dtype, 0,
                     {.label = parameter.name})
         .wait();
   }
@@ -35,11 +35,11 @@ void take_first_part(Engine::Impl& impl, const std::vector<int>& parameters) {
 /// Of the modifier: what it has assigned goes where all have the parameters, and if the scope has failed, nothing has
 /// been written there. Local.
 void end_writes(Engine::Impl& impl, const std::vector<int>& parameters, bool failed) {
-  sharding::ParameterWrites& writes = impl.store->writes();
+  sharding::ParameterWrites& writes = impl.sharded.store->writes();
   for (const int p : parameters) {
-    const auto& parameter = impl.model.parameters[p];
+    const auto& parameter = impl.sharded.model.parameters[p];
     if (parameter.range.empty()) continue;
-    void* const gathered = impl.store->module_values(p);
+    void* const gathered = impl.sharded.store->module_values(p);
     if (failed) {
       writes.take_back(p, gathered);
       intercept::bump_version(parameter.tensor);
@@ -48,12 +48,12 @@ void end_writes(Engine::Impl& impl, const std::vector<int>& parameters, bool fai
     }
     writes.forget_original(p);
   }
-  if (!failed) impl.store->collect(parameters);
+  if (!failed) impl.sharded.store->collect(parameters);
 }
 
 std::vector<at::Tensor> all_parameters(Engine& engine) {
   std::vector<at::Tensor> tensors;
-  for (const auto& parameter : engine.impl().model.parameters) tensors.push_back(parameter.tensor);
+  for (const auto& parameter : engine.impl().sharded.model.parameters) tensors.push_back(parameter.tensor);
   return tensors;
 }
 
@@ -64,7 +64,7 @@ GatheredParameters::GatheredParameters(Engine& engine, std::optional<int> modifi
 
 GatheredParameters::GatheredParameters(Engine& engine, const std::vector<at::Tensor>& parameters,
                                        std::optional<int> modifier_rank, ReadersWrites readers_writes)
-    : engine_(engine.impl().self),
+    : engine_(engine.impl().life.self),
       modifier_rank_(modifier_rank),
       readers_writes_(readers_writes),
       exceptions_(std::uncaught_exceptions()) {
@@ -83,22 +83,23 @@ GatheredParameters::GatheredParameters(Engine& engine, const std::vector<at::Ten
   }
   std::sort(parameters_.begin(), parameters_.end());
   parameters_.erase(std::unique(parameters_.begin(), parameters_.end()), parameters_.end());
-  impl.store->pin(units_of(impl.model, parameters_));
+  impl.sharded.store->pin(units_of(impl.sharded.model, parameters_));
   for (const int p : parameters_) {
-    const auto& parameter = impl.model.parameters[p];
-    before_.push_back(modifier_rank ? impl.optimizer->low_values(parameter.unit, parameter.range) : at::Tensor());
+    const auto& parameter = impl.sharded.model.parameters[p];
+    before_.push_back(modifier_rank ? impl.sharded.optimizer->low_values(parameter.unit, parameter.range)
+                                    : at::Tensor());
   }
-  if (modifier_rank) impl.store->begin_modifying();
+  if (modifier_rank) impl.sharded.store->begin_modifying();
   if (modifier_rank && impl.groups.data_parallel.size() > 1) {
     // The modifier may write into memory that others have just copied.
     impl.groups.data_parallel.barrier({.label = "GatheredParameters"}).wait();
   }
   using Write = sharding::ParameterStore::Write;
-  impl.store->set_write(parameters_, modifier_rank == impl.groups.data_parallel.rank() ? Write::kGathered
-                                     : readers_writes == ReadersWrites::kDropped       ? Write::kOwnCopy
-                                                                                       : Write::kRefused);
-  if (readers_writes == ReadersWrites::kDropped) impl.store->begin_dropping(parameters_);
-  ++impl.gathered_scopes;
+  impl.sharded.store->set_write(parameters_, modifier_rank == impl.groups.data_parallel.rank() ? Write::kGathered
+                                             : readers_writes == ReadersWrites::kDropped       ? Write::kOwnCopy
+                                                                                               : Write::kRefused);
+  if (readers_writes == ReadersWrites::kDropped) impl.sharded.store->begin_dropping(parameters_);
+  ++impl.life.gathered_scopes;
 }
 
 void GatheredParameters::close() {
@@ -109,26 +110,26 @@ void GatheredParameters::close() {
     return;
   }
   auto& impl = *engine;
-  const auto units = units_of(impl.model, parameters_);
-  --impl.gathered_scopes;
-  impl.store->set_write(parameters_, sharding::ParameterStore::Write::kOwnCopy);
+  const auto units = units_of(impl.sharded.model, parameters_);
+  --impl.life.gathered_scopes;
+  impl.sharded.store->set_write(parameters_, sharding::ParameterStore::Write::kOwnCopy);
   const bool failed = std::uncaught_exceptions() != exceptions_;
   if (readers_writes_ == ReadersWrites::kDropped) impl.check_module();  // an assignment to data is a write, too
   if (modifier_rank_ == impl.groups.data_parallel.rank()) end_writes(impl, parameters_, failed);
-  if (modifier_rank_) impl.store->end_modifying(*modifier_rank_, failed);
-  if (readers_writes_ == ReadersWrites::kDropped) impl.store->end_dropping(parameters_);
+  if (modifier_rank_) impl.sharded.store->end_modifying(*modifier_rank_, failed);
+  if (readers_writes_ == ReadersWrites::kDropped) impl.sharded.store->end_dropping(parameters_);
   if (modifier_rank_ && !failed) {
     if (impl.groups.model_parallel && impl.groups.data_parallel.rank() == *modifier_rank_)
       take_first_part(impl, parameters_);
-    impl.store->broadcast(parameters_, *modifier_rank_);
+    impl.sharded.store->broadcast(parameters_, *modifier_rank_);
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      const auto& parameter = impl.model.parameters[parameters_[i]];
-      impl.optimizer->refresh(parameter.unit, parameter.range, before_[i]);
+      const auto& parameter = impl.sharded.model.parameters[parameters_[i]];
+      impl.sharded.optimizer->refresh(parameter.unit, parameter.range, before_[i]);
       intercept::bump_version(parameter.tensor);
     }
   }
   before_.clear();
-  impl.store->unpin(units);
+  impl.sharded.store->unpin(units);
 }
 
 GatheredParameters::~GatheredParameters() {

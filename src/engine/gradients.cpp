@@ -59,7 +59,7 @@ bool BackwardScope::is_of_others(const Engine::Impl& engine) {
 }
 
 Gradients::Gradients(Engine::Impl& impl)
-    : impl_(impl), parameters_(impl.model.parameters.size()), self_(std::make_shared<Gradients*>(this)) {}
+    : impl_(impl), parameters_(impl.sharded.model.parameters.size()), self_(std::make_shared<Gradients*>(this)) {}
 
 Gradients::~Gradients() { *self_ = nullptr; }
 
@@ -67,7 +67,7 @@ void Gradients::hook() {
   std::string first;
   int dropped = 0;
   for (std::size_t p = 0; p < parameters_.size(); ++p) {
-    const auto& parameter = impl_.model.parameters[p];
+    const auto& parameter = impl_.sharded.model.parameters[p];
     if (parameter.tensor.grad().defined()) {
       if (dropped++ == 0) first = parameter.name;
       parameter.tensor.mutable_grad().reset();
@@ -83,7 +83,7 @@ void Gradients::hook() {
 }
 
 void Gradients::hook_parameter(int p) {
-  const auto& parameter = impl_.model.parameters[p];
+  const auto& parameter = impl_.sharded.model.parameters[p];
   parameters_[p].hook = std::make_unique<intercept::GradientHook>(
       parameter.tensor, parameter.name,
       intercept::GradientCalls{[this, p](at::Tensor& gradient) { take(p, gradient); },
@@ -117,7 +117,7 @@ void Gradients::check_scaled(int p) {
       fmt::format("parameter '{}' got a gradient of a loss that was not scaled, and step() would divide it "
                   "by the loss scale, {:g}: "
                   "call engine.backward(loss), or engine.scale(loss).backward()",
-                  impl_.model.parameters[p].name, impl_.training.scaler.scale()));
+                  impl_.sharded.model.parameters[p].name, impl_.training.scaler.scale()));
 }
 
 void Gradients::follow_set_data(int p) {
@@ -126,7 +126,7 @@ void Gradients::follow_set_data(int p) {
 }
 
 void Gradients::hook_late(int p) {
-  const at::Tensor& tensor = impl_.model.parameters[p].tensor;
+  const at::Tensor& tensor = impl_.sharded.model.parameters[p].tensor;
   at::Tensor gradient = tensor.grad();
   const bool is_taken = gradient.defined() && intercept::is_gradient_marker(gradient);
   if (is_taken && intercept::gradient_marker_was_zeroed(gradient)) gradient.reset();
@@ -144,7 +144,7 @@ void Gradients::take(int p, at::Tensor& gradient) {
     note_backward();
   }
   if (lost_) throw ModelError(*lost_);
-  if (impl_.sums_are_averages) {
+  if (impl_.step.sums_are_averages) {
     throw ModelError(
         "backward() after this window's gradients were changed (set_full_gradient, for_each_gradient, "
         "clip_grad_value "
@@ -157,7 +157,7 @@ void Gradients::take(int p, at::Tensor& gradient) {
           fmt::format("parameter '{}' got a gradient in the backward of another engine, and would be updated at once "
                       "(zerotorch.update): freeze it there with requires_grad_(false), or run zero::backward(loss, "
                       "{{...}}) over both engines",
-                      impl_.model.parameters[p].name));
+                      impl_.sharded.model.parameters[p].name));
     }
     foreign_ = true;
   }
@@ -166,8 +166,8 @@ void Gradients::take(int p, at::Tensor& gradient) {
 }
 
 void Gradients::add(int p, const at::Tensor& gradient) {
-  impl_.reducer->expect_last_micro_batch(impl_.is_boundary());
-  impl_.reducer->add(p, gradient);
+  impl_.sharded.reducer->expect_last_micro_batch(impl_.accumulation.is_boundary());
+  impl_.sharded.reducer->add(p, gradient);
 }
 
 void Gradients::arrives(int p, bool dropped) {
@@ -191,13 +191,13 @@ void Gradients::note_backward() {
   const int id = intercept::backward_id();
   if (std::find(running_.begin(), running_.end(), id) != running_.end()) return;
   if (running_.empty()) {
-    if (impl_.reducer->window_is_empty()) impl_.refresh_rates();
-    impl_.reducer->begin_backward();
+    if (impl_.sharded.reducer->window_is_empty()) impl_.refresh_rates();
+    impl_.sharded.reducer->begin_backward();
     impl_.observers.tell(&observe::StepObserver::begin_backward, /*announced=*/false);
     impl_.begin_update();
   }
   running_.push_back(id);
-  const bool in_other_thread = !impl_.model.module_device.is_cpu();
+  const bool in_other_thread = !impl_.sharded.model.module_device.is_cpu();
   intercept::when_backward_ends([weak = std::weak_ptr(self_), beside = beside_, in_other_thread, id](bool complete) {
     if (!complete && in_other_thread) {  // beside the program, which has gone on with the exception
       const std::lock_guard lock(beside->mutex);
@@ -230,7 +230,7 @@ void Gradients::look(const char* caller) {
 }
 
 void Gradients::begin_backward() {
-  impl_.reducer->begin_backward();
+  impl_.sharded.reducer->begin_backward();
   impl_.observers.tell(&observe::StepObserver::begin_backward, /*announced=*/true);
   announced_ = true;
   arm_all();
@@ -240,7 +240,7 @@ void Gradients::end_backward() {
   for (std::size_t p = 0; p < parameters_.size(); ++p) {
     if (!parameters_[p].hook || parameters_[p].hook->state() != GradientState::kSet) continue;
     // A graph from before a set_data() knows another node than the hooked one.
-    at::Tensor gradient = impl_.model.parameters[p].tensor.grad();
+    at::Tensor gradient = impl_.sharded.model.parameters[p].tensor.grad();
     take(static_cast<int>(p), gradient);
   }
   announced_ = false;
@@ -271,9 +271,9 @@ void Gradients::fail_backward() noexcept {
   running_.clear();
   mark_all();
   impl_.observers.tell(&observe::StepObserver::undo_backward);
-  if (impl_.reducer->undo_backward()) return;
+  if (impl_.sharded.reducer->undo_backward()) return;
   if (!impl_.keeps_gradients()) {
-    impl_.failed = true;  // half of a step is taken
+    impl_.life.failed = true;  // half of a step is taken
     return;
   }
   lost_ =
@@ -288,7 +288,7 @@ void Gradients::check_dropped(const char* caller, Arriving arriving) {
   } trained, frozen;
   for (std::size_t p = 0; p < parameters_.size(); ++p) {
     if (!parameters_[p].hook) continue;
-    const auto& parameter = impl_.model.parameters[p];
+    const auto& parameter = impl_.sharded.model.parameters[p];
     GradientState state = parameters_[p].hook->state();
     // What has arrived has been added onto what was there.
     if (arriving.parameter == static_cast<int>(p))
@@ -321,18 +321,18 @@ void Gradients::zero_grad() {
   drop_window();
   for (std::size_t p = 0; p < parameters_.size(); ++p) {
     // Unfrozen since the last call, and reached by a backward: not the reducer's yet.
-    if (!parameters_[p].hook) impl_.model.parameters[p].tensor.mutable_grad().reset();
+    if (!parameters_[p].hook) impl_.sharded.model.parameters[p].tensor.mutable_grad().reset();
   }
 }
 
 void Gradients::drop_window() {
-  if (!impl_.keeps_gradients() && impl_.reducer->micro_batch_has_gradients())
+  if (!impl_.keeps_gradients() && impl_.sharded.reducer->micro_batch_has_gradients())
     throw ModelError("zero_grad() after backward(): the gradients have been applied already, as zerotorch.update says");
   // Micro-batches that step() has ended stay; one whose boundary is off ends in backward(), and nothing else does.
-  const bool keeps =
-      impl_.zero_grad_keeps_window && impl_.accumulation.boundary != false && !impl_.accumulation.ended_in_backward;
-  if (keeps && impl_.window_micro_batches() > 0 && !lost_) {
-    if (impl_.reducer->micro_batch_has_gradients()) {
+  const bool keeps = impl_.life.zero_grad_keeps_window && impl_.accumulation.boundary != false &&
+                     !impl_.accumulation.ended_in_backward;
+  if (keeps && impl_.accumulation.window_micro_batches() > 0 && !lost_) {
+    if (impl_.sharded.reducer->micro_batch_has_gradients()) {
       throw ModelError(
           "zero_grad() between a backward() and its step(), in an accumulation window that keeps its earlier "
           "micro-batches: it cannot drop this one alone; call step() first");
@@ -342,20 +342,20 @@ void Gradients::drop_window() {
           "zero_grad() inside an accumulation window keeps its {} micro-batches, as DeepSpeed's stage 2 does; its "
           "stages 0 and 1, and plain torch, drop them. Call it at the window's end only, or not at all: step() ends a "
           "window by itself",
-          impl_.window_micro_batches());
+          impl_.accumulation.window_micro_batches());
     }
     mark_all();
     return;
   }
-  impl_.sums_are_averages = false;
+  impl_.step.sums_are_averages = false;
   running_.clear();
   const bool failed = std::exchange(lost_, std::nullopt).has_value();
   foreign_ = false;
   arm_all();
-  impl_.reducer->drop_window();
+  impl_.sharded.reducer->drop_window();
   impl_.observers.tell(&observe::StepObserver::drop_gradients);
-  const bool drops = impl_.reducer->agreement().facts().flags & sharding::MicroBatchAgreement::kWindowStarted;
-  if (!drops || impl_.window_micro_batches() == 0) return;
+  const bool drops = impl_.sharded.reducer->agreement().facts().flags & sharding::MicroBatchAgreement::kWindowStarted;
+  if (!drops || impl_.accumulation.window_micro_batches() == 0) return;
   impl_.accumulation.dropped = true;
   if (!impl_.groups.is_first()) return;
   if (failed) {
@@ -363,38 +363,39 @@ void Gradients::drop_window() {
         "zero_grad() after a backward that failed when some of its gradients had been added: it has dropped the {} "
         "micro-batches that this accumulation window had, too. The window still ends when step() has counted {}, and "
         "its sums are divided by as many",
-        impl_.window_micro_batches(), impl_.config.gradient_accumulation_steps * impl_.groups.data_parallel.size());
+        impl_.accumulation.window_micro_batches(),
+        impl_.config.gradient_accumulation_steps * impl_.groups.data_parallel.size());
   } else if (!std::exchange(warned_of_drop_, true)) {
     base::log_warning(
         "zero_grad() inside an accumulation window has dropped the {} micro-batches that it had; call it at the "
         "window's end only, or not at all: step() ends a window by itself",
-        impl_.window_micro_batches());
+        impl_.accumulation.window_micro_batches());
   }
 }
 
 void Gradients::follow_freezing() {
-  const bool between = !impl_.reducer->micro_batch_has_gradients();
+  const bool between = !impl_.sharded.reducer->micro_batch_has_gradients();
   std::vector<int> unfrozen;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const int p = static_cast<int>(i);
-    const bool wanted = impl_.model.parameters[p].tensor.requires_grad();
+    const bool wanted = impl_.sharded.model.parameters[p].tensor.requires_grad();
     if (parameters_[p].hook) {
-      if (between) impl_.reducer->expect(p, wanted);
+      if (between) impl_.sharded.reducer->expect(p, wanted);
     } else if (wanted) {
       unfrozen.push_back(p);
-    } else if (impl_.model.parameters[p].tensor.grad().defined()) {
+    } else if (impl_.sharded.model.parameters[p].tensor.grad().defined()) {
       throw ModelError(
           fmt::format("parameter '{}' was unfrozen, got a gradient by loss.backward(), and was frozen again before any "
                       "call of the engine, which would not count it: call engine.backward(loss), or freeze it after "
                       "step(); zero_grad() of the engine drops it",
-                      impl_.model.parameters[p].name));
+                      impl_.sharded.model.parameters[p].name));
     }
   }
   if (!unfrozen.empty()) activate(unfrozen);
 }
 
 void Gradients::activate(const std::vector<int>& unfrozen) {
-  const std::string& first = impl_.model.parameters[unfrozen.front()].name;
+  const std::string& first = impl_.sharded.model.parameters[unfrozen.front()].name;
   impl_.check_trains(fmt::format("requires_grad_() of '{}'", first).c_str());
   make_trainable(unfrozen);
   for (const int p : unfrozen) hook_late(p);
@@ -402,32 +403,33 @@ void Gradients::activate(const std::vector<int>& unfrozen) {
 
 void Gradients::make_trainable(const std::vector<int>& parameters) {
   if (parameters.empty()) return;
-  auto& model = impl_.model;
+  auto& model = impl_.sharded.model;
   const std::string& first = model.parameters[parameters.front()].name;
   if (impl_.groups.data_parallel.size() > 1)
     impl_.groups.data_parallel.barrier({.label = "unfreezing " + first}).wait();
-  impl_.reducer->flush("unfreezing");  // no bucket is open where their layout changes
-  impl_.update->stop();                // it adds to what an update goes through
+  impl_.sharded.reducer->flush("unfreezing");  // no bucket is open where their layout changes
+  impl_.sharded.update->stop();                // it adds to what an update goes through
   std::vector<int> units;
   for (const int p : parameters) {
     const int u = model.parameters[p].unit;
     if (!model.units[u].trainable && std::find(units.begin(), units.end(), u) == units.end()) units.push_back(u);
   }
   if (!units.empty()) {
-    impl_.store->quiesce();
-    impl_.reducer->add_units(units);
+    impl_.sharded.store->quiesce();
+    impl_.sharded.reducer->add_units(units);
     impl_.optimizer_source->add_units(units);
   }
   for (const int u : units) {
     for (const int p : model.units[u].parameters) {
-      if (impl_.reducer->expected(p)) impl_.reducer->expect(p, model.parameters[p].tensor.requires_grad());
+      if (impl_.sharded.reducer->expected(p))
+        impl_.sharded.reducer->expect(p, model.parameters[p].tensor.requires_grad());
     }
   }
 }
 
 std::uint64_t Gradients::trainable_hash() const {
   std::uint64_t hash = 1469598103934665603ull;
-  for (const auto& parameter : impl_.model.parameters) {
+  for (const auto& parameter : impl_.sharded.model.parameters) {
     hash = (hash ^ (parameter.tensor.requires_grad() ? 2 : 1)) * 1099511628211ull;
   }
   return hash;
@@ -435,7 +437,7 @@ std::uint64_t Gradients::trainable_hash() const {
 
 void Gradients::throw_trainable_difference() {
   std::string text;
-  for (const auto& parameter : impl_.model.parameters) {
+  for (const auto& parameter : impl_.sharded.model.parameters) {
     text += fmt::format("parameter '{}' {}\n", parameter.name,
                         parameter.tensor.requires_grad() ? "requires a gradient" : "is frozen");
   }

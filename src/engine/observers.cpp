@@ -19,9 +19,9 @@ namespace {
 std::vector<observe::CommsLog::Part> watched_groups(const Engine::Impl& impl) {
   std::vector<observe::CommsLog::Part> parts = {{"data-parallel", impl.groups.data_parallel}};
   if (impl.groups.model_parallel) parts.push_back({"model-parallel", *impl.groups.model_parallel});
-  if (impl.model.hosts) {
-    parts.push_back({"within a host", impl.model.hosts->node});
-    parts.push_back({"between hosts", impl.model.hosts->across});
+  if (impl.sharded.model.hosts) {
+    parts.push_back({"within a host", impl.sharded.model.hosts->node});
+    parts.push_back({"between hosts", impl.sharded.model.hosts->across});
   }
   return parts;
 }
@@ -31,18 +31,18 @@ std::vector<observe::CommsLog::Part> watched_groups(const Engine::Impl& impl) {
 void add_trace(Engine::Impl& impl) {
   const auto& options = impl.config.zerotorch.trace;
   if (!options.enabled) return;
-  const int rank = impl.groups.all.rank(), number = impl.number.value;
+  const int rank = impl.groups.all.rank(), number = impl.random.engine_number();
   auto& trace = impl.observers.add<observe::StepTrace>(
       options, number == 0 ? fmt::format("rank{}.json", rank) : fmt::format("rank{}_engine{}.json", rank, number),
-      impl.ledger);
-  impl.timeline.trace = &trace.recorder();
+      impl.sharded.ledger);
+  impl.sharded.timeline.trace = &trace.recorder();
 }
 
 void add_checks(Engine::Impl& impl) {
   if (!impl.config.zerotorch.debug_observer) return;
   impl.observers.add<observe::DebugCheck>();
   // Updates in backward write past libtorch themselves.
-  if (impl.keeps_gradients()) impl.observers.add<observe::RawWriteCheck>(impl.model);
+  if (impl.keeps_gradients()) impl.observers.add<observe::RawWriteCheck>(impl.sharded.model);
 }
 
 void add_observers(Engine::Impl& impl) {
@@ -54,8 +54,8 @@ void add_observers(Engine::Impl& impl) {
   if (auto* const trace = impl.observers.find<observe::StepTrace>())
     trace->begin(impl.groups.all, watched_groups(impl));
   if (config.flops_profiler.enabled) {
-    impl.observers.add<observe::FlopsProfiler>(config.flops_profiler, impl.model, &impl.uses, impl.module.get(),
-                                               is_first);
+    impl.observers.add<observe::FlopsProfiler>(config.flops_profiler, impl.sharded.model, &impl.uses,
+                                               impl.trained.module.get(), is_first);
   }
 }
 

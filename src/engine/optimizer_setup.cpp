@@ -9,6 +9,7 @@
 #include "engine/engine_impl.h"
 #include "engine/program_optimizer.h"
 #include "optim/configured.h"
+#include "optim/lr_schedule.h"
 #include "zero/errors.h"
 
 namespace zero::engine {

@@ -11,7 +11,7 @@
 
 namespace zero {
 
-MemoryReport Engine::memory_report() const { return impl_->ledger.report(); }
+MemoryReport Engine::memory_report() const { return impl_->sharded.ledger.report(); }
 std::string Engine::memory_summary() const {
   // One rank's part of the table, as bytes.
   struct Part {
@@ -32,8 +32,8 @@ std::string Engine::memory_summary() const {
   return describe_memory(before, now, processes, devices);
 }
 
-MemoryReport Engine::memory_before_initialize() const { return impl_->memory_before; }
-StepBreakdown Engine::step_breakdown() const { return impl_->last_times; }
+MemoryReport Engine::memory_before_initialize() const { return impl_->trained.memory_before; }
+StepBreakdown Engine::step_breakdown() const { return impl_->step.times; }
 
 CommsSummary Engine::comms_summary() {
   auto* const log = impl_->observers.find<observe::CommsLog>();
@@ -48,31 +48,32 @@ FlopsReport Engine::flops_report() const {
 }
 
 OffloadReport Engine::offload_report() const {
-  OffloadReport report{.reserved_nbytes = impl_->ledger.report().nvme_nbytes};
-  for (const auto& traffic :
-       {impl_->optimizer->disk_traffic(), impl_->store->disk_traffic(), impl_->reducer->disk_traffic()}) {
+  OffloadReport report{.reserved_nbytes = impl_->sharded.ledger.report().nvme_nbytes};
+  for (const auto& traffic : {impl_->sharded.optimizer->disk_traffic(), impl_->sharded.store->disk_traffic(),
+                              impl_->sharded.reducer->disk_traffic()}) {
     if (!traffic) continue;
     report.read_nbytes += traffic->read_nbytes;
     report.written_nbytes += traffic->written_nbytes;
     report.waited_seconds += traffic->waited_seconds;
   }
-  report.updates_kept = impl_->update->counts().kept;
-  report.updates_undone = impl_->update->counts().undone;
+  report.updates_kept = impl_->sharded.update->counts().kept;
+  report.updates_undone = impl_->sharded.update->counts().undone;
   return report;
 }
 
 CommunicationReport Engine::communication_report() const {
-  CommunicationReport report = impl_->store->counts();
+  CommunicationReport report = impl_->sharded.store->counts();
   report.world_size = impl_->groups.data_parallel.size();
-  for (const auto& parameter : impl_->model.parameters) report.parameters_numel += parameter.range.numel();
-  report.padded_numel = impl_->model.padded_numel();
-  report.reduced_numel = impl_->reducer->reduced_numel();
-  report.published_numel += impl_->reducer->published_numel();
-  report.reductions = impl_->reducer->reductions();
-  report.copied_nbytes += impl_->reducer->copied_nbytes();
-  report.whole_numel = impl_->optimizer->whole_received_numel();
-  report.control_nbytes = impl_->norm->received_nbytes() + impl_->reducer->agreement().received_nbytes();
-  const auto& model = impl_->model;
+  for (const auto& parameter : impl_->sharded.model.parameters) report.parameters_numel += parameter.range.numel();
+  report.padded_numel = impl_->sharded.model.padded_numel();
+  report.reduced_numel = impl_->sharded.reducer->reduced_numel();
+  report.published_numel += impl_->sharded.reducer->published_numel();
+  report.reductions = impl_->sharded.reducer->reductions();
+  report.copied_nbytes += impl_->sharded.reducer->copied_nbytes();
+  report.whole_numel = impl_->sharded.optimizer->whole_received_numel();
+  report.control_nbytes =
+      impl_->sharded.norm->received_nbytes() + impl_->sharded.reducer->agreement().received_nbytes();
+  const auto& model = impl_->sharded.model;
   const auto low = static_cast<std::int64_t>(element_nbytes(model.param_dtype));
   // Without sharded optimizer states what is published are the sums of gradients.
   const auto sum = static_cast<std::int64_t>(element_nbytes(model.sum_dtype));

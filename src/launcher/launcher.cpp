@@ -28,7 +28,7 @@
 #include "comm/memory.h"
 #include "comm/rendezvous.h"
 #include "comm/shm/segment.h"
-#include "launch/line_forwarder.h"
+#include "launcher/line_forwarder.h"
 #include "zero/errors.h"
 #include "zero/launch.h"
 

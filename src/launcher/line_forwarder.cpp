@@ -1,4 +1,4 @@
-#include "launch/line_forwarder.h"
+#include "launcher/line_forwarder.h"
 
 #include <fcntl.h>
 #include <poll.h>

@@ -53,7 +53,7 @@ LoadReport load_one(Engine::Impl& impl, io::FileSystem& files, const Found& foun
         }),
         impl.groups.all);
   const bool is_repair = std::exchange(changed, true);
-  impl.store->quiesce();
+  impl.sharded.store->quiesce();
   impl.groups.data_parallel.barrier({.label = "load_checkpoint"}).wait();  // nobody reads old values any more
   agree(what, error_of([&] {
           prepare_window(impl, plan, options, is_repair);
@@ -107,8 +107,8 @@ namespace {
 
 /// Leaves the engine marked as half loaded when a load ends without success after changing something.
 struct LoadInProgress {
-  explicit LoadInProgress(Engine::Impl& of) : impl(of), changed(std::exchange(of.half_loaded, false)) {}
-  ~LoadInProgress() { impl.half_loaded = changed && !succeeded; }
+  explicit LoadInProgress(Engine::Impl& of) : impl(of), changed(std::exchange(of.life.half_loaded, false)) {}
+  ~LoadInProgress() { impl.life.half_loaded = changed && !succeeded; }
 
   Engine::Impl& impl;
   bool changed;
@@ -120,7 +120,7 @@ struct LoadInProgress {
 LoadReport Engine::load_checkpoint(const std::string& folder, const std::string& tag, const LoadOptions& given) {
   auto& impl = *impl_;
   LoadOptions options = given;
-  options.module_only = given.module_only || impl.evaluation_only;
+  options.module_only = given.module_only || impl.trained.evaluation_only;
   LoadInProgress progress(impl);
   impl.enter(engine::Entry::kBetweenSteps, "load_checkpoint");
   wait_checkpoint();

@@ -49,9 +49,9 @@ const std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<const s
 class Collector {
  public:
   Collector(const Engine::Impl& impl, std::vector<at::Tensor>& keep) : impl_(impl), keep_(keep) {
-    std::vector<std::vector<std::string>> aliases(impl.model.parameters.size());
-    for (const auto& [name, index] : impl.inventory.index_of) {
-      if (name != impl.model.parameters[index].name) aliases[index].push_back(name);
+    std::vector<std::vector<std::string>> aliases(impl.sharded.model.parameters.size());
+    for (const auto& [name, index] : impl.trained.inventory.index_of) {
+      if (name != impl.sharded.model.parameters[index].name) aliases[index].push_back(name);
     }
     aliases_ = std::move(aliases);
   }
@@ -62,19 +62,21 @@ class Collector {
       info.aliases = aliases_[p];
     });
     for_each_part(/*trainable_only=*/false, [&](int p, layout::Range mine) {
-      const auto& parameter = impl_.model.parameters[p];
+      const auto& parameter = impl_.sharded.model.parameters[p];
       const std::size_t tensor = tensors[static_cast<std::size_t>(p)];
       if (unit_of(p).trainable) {
-        if (const at::Tensor masters = impl_.optimizer->master_in_memory(parameter.unit, mine); masters.defined()) {
+        if (const at::Tensor masters = impl_.sharded.optimizer->master_in_memory(parameter.unit, mine);
+            masters.defined()) {
           add_piece(tensor, p, mine, masters);
         } else {
           add_made_piece(tensor, p, mine,
-                         from_home([optimizer = impl_.optimizer.get(), unit = parameter.unit](
+                         from_home([optimizer = impl_.sharded.optimizer.get(), unit = parameter.unit](
                                        layout::Range range, float* out) { optimizer->copy_master(unit, range, out); }));
         }
-      } else if (void* const there = impl_.store->in_memory(parameter.unit, mine)) {
-        const auto options =
-            at::TensorOptions().dtype(device::to_scalar_type(impl_.model.param_dtype)).device(impl_.model.device);
+      } else if (void* const there = impl_.sharded.store->in_memory(parameter.unit, mine)) {
+        const auto options = at::TensorOptions()
+                                 .dtype(device::to_scalar_type(impl_.sharded.model.param_dtype))
+                                 .device(impl_.sharded.model.device);
         add_piece(tensor, p, mine, at::from_blob(there, {mine.numel()}, options));
       } else {
         add_low_piece(tensor, p, mine);
@@ -92,7 +94,7 @@ class Collector {
 
   /// In fp32, however it is kept.
   void add_optimizer_state(std::size_t state) {
-    const auto* const optimizer = impl_.optimizer.get();
+    const auto* const optimizer = impl_.sharded.optimizer.get();
     const auto name = optimizer->states()[state].name;
     const auto tensors = add_infos(/*trainable_only=*/true, [&](int p) {
       if (optimizer->has_state(state, p)) add_info(p, name, ElementType::kF32);
@@ -100,7 +102,7 @@ class Collector {
     for_each_part(/*trainable_only=*/true, [&](int p, layout::Range mine) {
       if (!optimizer->has_state(state, p)) return;
       const std::size_t tensor = tensors[static_cast<std::size_t>(p)];
-      const int unit = impl_.model.parameters[p].unit;
+      const int unit = impl_.sharded.model.parameters[p].unit;
       const at::Tensor there = optimizer->state_in_memory(state, unit, mine);
       if (there.defined()) return add_piece(tensor, p, mine, there);
       add_made_piece(tensor, p, mine, from_home([=](layout::Range range, float* out) {
@@ -111,15 +113,15 @@ class Collector {
 
   /// In fp32, however they are kept.
   void add_gradient_sums() {
-    const auto* const reducer = impl_.reducer.get();
+    const auto* const reducer = impl_.sharded.reducer.get();
     const auto tensors =
         add_infos(/*trainable_only=*/true, [&](int p) { add_info(p, kinds::kGradientSum, ElementType::kF32); });
     for_each_part(/*trainable_only=*/true, [&](int p, layout::Range mine) {
       const std::size_t tensor = tensors[static_cast<std::size_t>(p)];
-      const int unit = impl_.model.parameters[p].unit;
+      const int unit = impl_.sharded.model.parameters[p].unit;
       if (reducer->accumulator(unit) && reducer->sums().dtype() == DType::kFloat32)
         return add_piece(tensor, p, mine, reducer->accumulated(unit, mine));
-      add_made_piece(tensor, p, mine, [=, &model = impl_.model](layout::Range range, float* out) {
+      add_made_piece(tensor, p, mine, [=, &model = impl_.sharded.model](layout::Range range, float* out) {
         const at::Tensor sums = reducer->accumulated(unit, range);
         at::from_blob(out, {range.numel()}, at::kFloat).copy_(sums);
       });
@@ -128,12 +130,12 @@ class Collector {
 
   /// States of whole tensors, from the ranks that hold them.
   void add_tensor_states() {
-    const auto& optimizer = *impl_.optimizer;
-    for (std::size_t p = 0; p < impl_.model.parameters.size(); ++p) {
+    const auto& optimizer = *impl_.sharded.optimizer;
+    for (std::size_t p = 0; p < impl_.sharded.model.parameters.size(); ++p) {
       const int parameter = static_cast<int>(p);
       for (const optim::TensorState& state : optimizer.tensor_states(parameter)) {
         TensorInfo info;
-        info.name = impl_.model.parameters[p].name;
+        info.name = impl_.sharded.model.parameters[p].name;
         info.kind = state.name;
         info.shape = state.shape;
         info.trainable = true;
@@ -146,7 +148,7 @@ class Collector {
 
   /// Those of the first data-parallel rank, as it is its module that full weights are taken from.
   void add_buffers() {
-    for (const auto& item : impl_.inventory.buffers) {
+    for (const auto& item : impl_.trained.inventory.buffers) {
       if (!item.persistent) continue;
       TensorInfo info;
       info.name = item.name;
@@ -166,24 +168,28 @@ class Collector {
     MicroBatchRandom::interrupt();  // the program's are saved
     for (int rank = 0; rank < impl_.groups.all.size(); ++rank) {
       add_random_state(rank, c10::Device(c10::kCPU));
-      if (!impl_.model.module_device.is_cpu()) add_random_state(rank, impl_.model.module_device);
+      if (!impl_.sharded.model.module_device.is_cpu()) add_random_state(rank, impl_.sharded.model.module_device);
     }
   }
 
   checkpoint::Contents take() { return std::move(contents_); }
 
  private:
-  const sharding::Unit& unit_of(int p) const { return impl_.model.units[impl_.model.parameters[p].unit]; }
-  ElementType low_type() const { return to_element_type(device::to_scalar_type(impl_.model.param_dtype), "the model"); }
+  const sharding::Unit& unit_of(int p) const {
+    return impl_.sharded.model.units[impl_.sharded.model.parameters[p].unit];
+  }
+  ElementType low_type() const {
+    return to_element_type(device::to_scalar_type(impl_.sharded.model.param_dtype), "the model");
+  }
 
   /// Of what every model-parallel rank has, the first one's is saved.
   bool is_saved_here(const Split& split) const { return split.is_split() || impl_.groups.model_parallel_rank() == 0; }
-  const Split& split_of(int p) const { return impl_.inventory.parameters[static_cast<std::size_t>(p)].split; }
+  const Split& split_of(int p) const { return impl_.trained.inventory.parameters[static_cast<std::size_t>(p)].split; }
 
   /// Calls `add` for every parameter, on all ranks in the same order. Returns the index of its tensor by parameter.
   template <class Add>
   std::vector<std::size_t> add_infos(bool trainable_only, Add add) {
-    std::vector<std::size_t> tensors(impl_.model.parameters.size());
+    std::vector<std::size_t> tensors(impl_.sharded.model.parameters.size());
     for (std::size_t p = 0; p < tensors.size(); ++p) {
       if (trainable_only && !unit_of(static_cast<int>(p)).trainable) continue;
       tensors[p] = contents_.tensors.size();
@@ -195,18 +201,19 @@ class Collector {
   /// What this rank saves of each parameter, in the order of the flat layout.
   template <class Visit>
   void for_each_part(bool trainable_only, Visit visit) {
-    for (const auto& unit : impl_.model.units) {
+    for (const auto& unit : impl_.sharded.model.units) {
       if (trainable_only && !unit.trainable) continue;
       for (const int p : unit.parameters) {
         const layout::Range mine =
-            layout::intersect(impl_.model.parameters[p].range, impl_.model.shard_of(impl_.model.parameters[p].unit));
+            layout::intersect(impl_.sharded.model.parameters[p].range,
+                              impl_.sharded.model.shard_of(impl_.sharded.model.parameters[p].unit));
         if (!mine.empty() && is_saved_here(split_of(p))) visit(p, mine);
       }
     }
   }
 
   TensorInfo& add_info(int p, std::string_view kind, ElementType dtype) {
-    const auto& parameter = impl_.model.parameters[p];
+    const auto& parameter = impl_.sharded.model.parameters[p];
     const auto part = parameter.tensor.sizes().vec();
     TensorInfo info;
     info.name = parameter.name;
@@ -224,7 +231,7 @@ class Collector {
 
   /// Where an element of a unit is among those of its tensor.
   std::int64_t place_of(int p, std::int64_t in_unit) const {
-    const auto& parameter = impl_.model.parameters[p];
+    const auto& parameter = impl_.sharded.model.parameters[p];
     return split_of(p).elements_before(parameter.tensor.sizes().vec()) + in_unit - parameter.range.begin;
   }
 
@@ -248,8 +255,8 @@ class Collector {
 
   /// `copy` writes to memory of where states are; what this gives, to the host's.
   std::function<void(layout::Range, float*)> from_home(std::function<void(layout::Range, float*)> copy) const {
-    if (impl_.model.device.is_cpu()) return copy;
-    return [copy = std::move(copy), device = impl_.model.device](layout::Range range, float* out) {
+    if (impl_.sharded.model.device.is_cpu()) return copy;
+    return [copy = std::move(copy), device = impl_.sharded.model.device](layout::Range range, float* out) {
       const at::NoGradGuard no_grad;
       const at::Tensor there = at::empty({range.numel()}, at::TensorOptions().dtype(at::kFloat).device(device));
       copy(range, there.mutable_data_ptr<float>());
@@ -259,8 +266,8 @@ class Collector {
 
   /// As it is kept where it is not in memory.
   void add_low_piece(std::size_t tensor, int p, layout::Range mine) {
-    const auto element = static_cast<std::int64_t>(element_nbytes(impl_.model.param_dtype));
-    const auto make = [store = impl_.store.get(), unit = impl_.model.parameters[p].unit, mine, element](
+    const auto element = static_cast<std::int64_t>(element_nbytes(impl_.sharded.model.param_dtype));
+    const auto make = [store = impl_.sharded.store.get(), unit = impl_.sharded.model.parameters[p].unit, mine, element](
                           std::int64_t first, std::int64_t count, std::byte* out) {
       const std::int64_t begin = mine.begin + first;
       store->visit(
@@ -380,7 +387,7 @@ Checkpoints::Checkpoints(Engine::Impl& impl, io::FileSystem& files)
   });
 }
 
-const EngineMoments& Checkpoints::moments() const { return impl_.moments; }
+const EngineMoments& Checkpoints::moments() const { return impl_.life.moments; }
 
 Checkpoints::~Checkpoints() { folder_owners().forget(this); }
 
@@ -410,7 +417,7 @@ void Checkpoints::go_on_in(const std::string& folder) {
 std::byte* Checkpoints::staging(std::size_t nbytes) {
   if (staging_.nbytes() < nbytes) {
     staging_ = {};
-    staging_ = storage::FlatBuffer::make_private(impl_.ledger, MemoryKind::kStaging, DType::kByte,
+    staging_ = storage::FlatBuffer::make_private(impl_.sharded.ledger, MemoryKind::kStaging, DType::kByte,
                                                  static_cast<std::int64_t>(nbytes));
   }
   return static_cast<std::byte*>(staging_.data());
@@ -419,7 +426,7 @@ std::byte* Checkpoints::staging(std::size_t nbytes) {
 checkpoint::Contents Checkpoints::contents(const ProgramStates& program_states, std::vector<at::Tensor>& keep) const {
   Collector collector(impl_, keep);
   collector.add_weights();
-  const auto& optimizer = *impl_.optimizer;
+  const auto& optimizer = *impl_.sharded.optimizer;
   for (std::size_t state = 0; state < optimizer.states().size(); ++state) {
     collector.add_optimizer_state(state);
   }
@@ -438,8 +445,8 @@ checkpoint::Contents Checkpoints::contents(const ProgramStates& program_states, 
       return keep.emplace_back(at::zeros({range.numel()}, at::kFloat));  // the JSON says that there is none
     });
   }
-  if (impl_.window_micro_batches() > 0) {
-    impl_.reducer->hold_sums();
+  if (impl_.accumulation.window_micro_batches() > 0) {
+    impl_.sharded.reducer->hold_sums();
     collector.add_gradient_sums();
   }
   collector.add_buffers();
@@ -452,7 +459,7 @@ Checkpoints::ProgramStates Checkpoints::take_program_states(nlohmann::json& desc
   engine::ProgramOptimizer* const optimizer = impl_.optimizer_source->keeper_of_states();
   if (!optimizer) return states;
   checkpoint::agree("saving a checkpoint", checkpoint::error_of([&] {
-                      for (std::size_t p = 0; p < impl_.model.parameters.size(); ++p)
+                      for (std::size_t p = 0; p < impl_.sharded.model.parameters.size(); ++p)
                         states.push_back(optimizer->saved_state(static_cast<int>(p)));
                     }),
                     impl_.groups.all);
@@ -471,7 +478,7 @@ void Checkpoints::save(const std::string& folder, const std::string& tag, std::s
                        const SaveOptions& options) {
   at::NoGradGuard no_grad;
   own(folder, tag);
-  impl_.store->quiesce();
+  impl_.sharded.store->quiesce();
   std::vector<at::Tensor> keep;
   SavedState state = SavedState::of(impl_);
   const ProgramStates program_states = take_program_states(state.program_optimizer);
@@ -480,7 +487,8 @@ void Checkpoints::save(const std::string& folder, const std::string& tag, std::s
   contents.state = state.to_json();
   contents.client_state = client_state.empty() ? "null" : client_state;
   contents.config = impl_.config.to_json();
-  if (impl_.optimizer->disk_traffic() || impl_.store->disk_traffic() || impl_.reducer->disk_traffic())
+  if (impl_.sharded.optimizer->disk_traffic() || impl_.sharded.store->disk_traffic() ||
+      impl_.sharded.reducer->disk_traffic())
     contents.only_streamed = "what is on NVMe streams from there to it";
   contents.versions = nlohmann::json{{"zerotorch", ZERO_VERSION}, {"torch", TORCH_VERSION}}.dump();
   const std::string name = tag.empty() ? fmt::format("{}{}", kStepTag, impl_.training.global_steps) : tag;
@@ -503,7 +511,8 @@ void Engine::save_checkpoint(const std::string& folder, const std::string& tag, 
   auto& impl = *impl_;
   impl.enter(engine::Entry::kBetweenSteps, "save_checkpoint");
   impl.check_values("save_checkpoint");
-  if (impl.window_micro_batches() > 0) impl.agree_on_use();
+  if (impl.accumulation.window_micro_batches() > 0)
+    impl.used_parts.agree(impl.groups, *impl.sharded.reducer, impl.sharded.model.parameters.size());
   persistence::checkpoints_of(impl).save(folder, tag, client_state, options);
 }
 

@@ -133,8 +133,8 @@ class FullWeightsLoader {
       values = at::Tensor();
       freed.add(nbytes);
     }
-    impl_.store->publish(/*frozen_too=*/true);
-    for (const auto& parameter : impl_.model.parameters) intercept::bump_version(parameter.tensor);
+    impl_.sharded.store->publish(/*frozen_too=*/true);
+    for (const auto& parameter : impl_.sharded.model.parameters) intercept::bump_version(parameter.tensor);
     report_.global_steps = impl_.training.global_steps;
     report_.micro_batches = impl_.training.micro_batches;
     return std::move(report_);
@@ -158,19 +158,19 @@ class FullWeightsLoader {
   }
 
   void match() {
-    require_known_names(impl_.inventory, options_.names, "FullWeightsOptions::names");
-    std::vector<std::vector<std::string>> names(impl_.model.parameters.size());
-    for (std::size_t p = 0; p < names.size(); ++p) names[p].push_back(impl_.model.parameters[p].name);
-    for (const auto& [name, p] : impl_.inventory.index_of) {
+    require_known_names(impl_.trained.inventory, options_.names, "FullWeightsOptions::names");
+    std::vector<std::vector<std::string>> names(impl_.sharded.model.parameters.size());
+    for (std::size_t p = 0; p < names.size(); ++p) names[p].push_back(impl_.sharded.model.parameters[p].name);
+    for (const auto& [name, p] : impl_.trained.inventory.index_of) {
       if (name != names[p].front()) names[p].push_back(name);
     }
     for (const auto& [alias, name] : options_.aliases) {
-      const auto found = impl_.inventory.index_of.find(name);
-      if (found != impl_.inventory.index_of.end()) names[found->second].push_back(alias);
+      const auto found = impl_.trained.inventory.index_of.find(name);
+      if (found != impl_.trained.inventory.index_of.end()) names[found->second].push_back(alias);
     }
     std::set<std::size_t> used;
     for (std::size_t p = 0; p < names.size(); ++p) match_parameter(static_cast<int>(p), names[p], used);
-    for (const auto& buffer : impl_.inventory.buffers) {
+    for (const auto& buffer : impl_.trained.inventory.buffers) {
       if (buffer.persistent) match_buffer(buffer, used);
     }
     for (std::size_t t = 0; t < tensors_.size(); ++t) {
@@ -209,7 +209,7 @@ class FullWeightsLoader {
         copies_.emplace_back(*chosen, *found);
       }
     }
-    const auto& parameter = impl_.model.parameters[p];
+    const auto& parameter = impl_.sharded.model.parameters[p];
     if (!chosen) {
       if (!is_any_of(options_.optional, parameter.name)) report_.missing.push_back(parameter.name);
       return;
@@ -236,7 +236,7 @@ class FullWeightsLoader {
                       }});
   }
 
-  const Split& split_of(int p) const { return impl_.inventory.parameters[static_cast<std::size_t>(p)].split; }
+  const Split& split_of(int p) const { return impl_.trained.inventory.parameters[static_cast<std::size_t>(p)].split; }
 
   bool fits(std::size_t t, const std::string& name, const at::Tensor& mine, const Split& split) {
     const auto shape = split.whole_shape(stored_shape(mine));
@@ -254,12 +254,12 @@ class FullWeightsLoader {
   }
 
   void load_parameter(int p, const at::Tensor& values) {
-    const auto& parameter = impl_.model.parameters[p];
+    const auto& parameter = impl_.sharded.model.parameters[p];
     if (parameter.range.empty()) return;
     at::Tensor flat =
-        at::empty({parameter.range.numel()}, at::TensorOptions().dtype(at::kFloat).device(impl_.model.device));
+        at::empty({parameter.range.numel()}, at::TensorOptions().dtype(at::kFloat).device(impl_.sharded.model.device));
     flat.as_strided(parameter.tensor.sizes(), parameter.tensor.strides(), 0).copy_(split_of(p).part_of(values));
-    impl_.optimizer->load_range(parameter.unit, parameter.range, flat);
+    impl_.sharded.optimizer->load_range(parameter.unit, parameter.range, flat);
   }
 
   Engine::Impl& impl_;
@@ -301,8 +301,8 @@ std::vector<Exported> exported_tensors(const Inventory& inventory, const shardin
 }
 
 const Inventory::Named& named_of(const Engine::Impl& impl, const Exported& item) {
-  return item.parameter >= 0 ? impl.inventory.parameters[static_cast<std::size_t>(item.parameter)]
-                             : impl.inventory.buffers[static_cast<std::size_t>(item.buffer)];
+  return item.parameter >= 0 ? impl.trained.inventory.parameters[static_cast<std::size_t>(item.parameter)]
+                             : impl.trained.inventory.buffers[static_cast<std::size_t>(item.buffer)];
 }
 
 /// A whole tensor in the file; parameters in the dtype that `dtype` asks for.
@@ -321,11 +321,11 @@ LoadReport Engine::load_full_weights(const std::string& path, const FullWeightsO
   impl.enter(engine::Entry::kBetweenSteps, "load_full_weights");
   persistence::FullWeightsLoader weights(impl, path, options);
   weights.plan();
-  impl.store->quiesce();
+  impl.sharded.store->quiesce();
   impl.groups.data_parallel.barrier({.label = "load_full_weights"}).wait();  // nobody reads old values any more
-  impl.half_loaded = true;
+  impl.life.half_loaded = true;
   LoadReport report = weights.apply();
-  impl.half_loaded = false;
+  impl.life.half_loaded = false;
   impl.note_loaded(report);
   return report;
 }
@@ -338,7 +338,7 @@ checkpoint::ExportReport Engine::save_full_weights(const std::string& folder, co
   impl.check_values("save_full_weights");
   at::NoGradGuard no_grad;
   const std::string what = fmt::format("writing the weights to '{}'", folder);
-  const auto list = persistence::exported_tensors(impl.inventory, impl.model, options);
+  const auto list = persistence::exported_tensors(impl.trained.inventory, impl.sharded.model, options);
   std::vector<checkpoint::SafetensorsEntry> entries;
   std::optional<ModelFiles> files;
   std::uint64_t total = 0, done = 0;
@@ -358,7 +358,7 @@ checkpoint::ExportReport Engine::save_full_weights(const std::string& folder, co
   persistence::FreedMemory freed;
   for (std::size_t i = 0; i < list.size(); ++i) {
     at::Tensor whole =
-        list[i].parameter >= 0 ? full_weight(list[i].name) : impl.inventory.buffers[list[i].buffer].tensor;
+        list[i].parameter >= 0 ? full_weight(list[i].name) : impl.trained.inventory.buffers[list[i].buffer].tensor;
     if (const auto& split = persistence::named_of(impl, list[i]).split; split.is_split())
       whole = split.gather(engine::stored_form(whole), *impl.groups.model_parallel, list[i].name);
     checkpoint::agree(what, persistence::error_text([&] {

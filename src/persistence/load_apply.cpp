@@ -12,17 +12,17 @@ using engine::MicroBatchRandom;
 /// Sums of a run that skips steps may not be finite; here they would be taken.
 void drop_overflow(Engine::Impl& impl) {
   if (impl.config.skips_non_finite()) return;
-  impl.reducer->complete_sumsq();
-  const auto first = impl.norm->first_not_finite(*impl.reducer);
+  impl.sharded.reducer->complete_sumsq();
+  const auto first = impl.sharded.norm->first_not_finite(*impl.sharded.reducer);
   if (!first) return;
   if (impl.groups.is_first()) {
     base::log_warning(
         "load_checkpoint: the gradients of the open accumulation window are not finite ('{}'), which this "
         "engine would not "
         "skip: they are dropped",
-        impl.model.parameters[*first].name);
+        impl.sharded.model.parameters[*first].name);
   }
-  impl.reducer->resume_window();
+  impl.sharded.reducer->resume_window();
 }
 
 void go_on_from(Engine::Impl& impl, const LoadPlan& plan) {
@@ -30,18 +30,17 @@ void go_on_from(Engine::Impl& impl, const LoadPlan& plan) {
   scaler.go_on_from(plan.training.scaler);
   impl.training = plan.training;
   impl.training.scaler = scaler;
-  if (const auto steps = impl.training.accumulation_steps) impl.set_accumulation_steps(*steps);
+  if (const auto steps = impl.training.accumulation_steps) impl.accumulation.set_steps(*steps);
   if (plan.keeps_window) {
-    for (const int p : plan.unused_in_window) impl.reducer->set_unused_in_window(p);
+    for (const int p : plan.unused_in_window) impl.sharded.reducer->set_unused_in_window(p);
     const double saved_scale = plan.training.scaler.scale();
-    if (scaler.scale() != saved_scale) impl.reducer->scale_sums(scaler.scale() / saved_scale);
+    if (scaler.scale() != saved_scale) impl.sharded.reducer->scale_sums(scaler.scale() / saved_scale);
     drop_overflow(impl);
   }
   impl.accumulation.ended_in_backward = false;
-  impl.end_random_stream();
+  impl.random.end();
   // A seed that came with the program's numbers is not a new one.
-  impl.program_seed = MicroBatchRandom::program_seed();
-  MicroBatchRandom::forget_seeding();
+  impl.random.start(impl.sharded.model.module_device);
 }
 
 }  // namespace
@@ -52,22 +51,23 @@ void prepare_window(Engine::Impl& impl, const LoadPlan& plan, const LoadOptions&
   if (plan.keeps_window) {
     training.micro_batches = plan.training.micro_batches;
     training.window_begin = plan.training.window_begin;
-    impl.reducer->resume_window();
+    impl.sharded.reducer->resume_window();
     impl.gradients->mark_all();
   } else if (is_repair || !options.module_only) {
     training.micro_batches = training.window_begin;
-    impl.reducer->start_window();
+    impl.sharded.reducer->start_window();
   }
 }
 
 void apply_load(Engine::Impl& impl, const LoadPlan& plan, const LoadOptions& options) {
   at::NoGradGuard no_grad;
-  for (std::size_t u = 0; u < impl.model.units.size(); ++u) impl.optimizer->low_from_master(static_cast<int>(u));
-  impl.store->publish(/*frozen_too=*/true);
-  for (const auto& parameter : impl.model.parameters) intercept::bump_version(parameter.tensor);
+  for (std::size_t u = 0; u < impl.sharded.model.units.size(); ++u)
+    impl.sharded.optimizer->low_from_master(static_cast<int>(u));
+  impl.sharded.store->publish(/*frozen_too=*/true);
+  for (const auto& parameter : impl.sharded.model.parameters) intercept::bump_version(parameter.tensor);
   for (const auto& start_anew : plan.to_start_anew) start_anew();
   for (std::size_t p = 0; p < plan.optimizer_steps.size(); ++p)
-    impl.optimizer->set_steps_of(static_cast<int>(p), plan.optimizer_steps[p]);
+    impl.sharded.optimizer->set_steps_of(static_cast<int>(p), plan.optimizer_steps[p]);
   if (!options.module_only) go_on_from(impl, plan);
 }
 

@@ -62,8 +62,8 @@ std::byte* memory_of(LoadItem& item, const TensorInfo& info) {
 
 LoadItem parameter_item(const Engine::Impl& impl, int p, std::size_t index, const TensorInfo& info, Range mine,
                         const Destination& destination) {
-  const auto& parameter = impl.model.parameters[p];
-  const auto& split = impl.inventory.parameters[static_cast<std::size_t>(p)].split;
+  const auto& parameter = impl.sharded.model.parameters[p];
+  const auto& split = impl.trained.inventory.parameters[static_cast<std::size_t>(p)].split;
   const auto part_shape = parameter.tensor.sizes().vec();
   const auto strides = parameter.tensor.strides().vec();
   const Range part{mine.begin - parameter.range.begin, mine.end - parameter.range.begin};

@@ -46,8 +46,8 @@ class LoadPlanner {
   }
 
   LoadPlan plan() {
-    for (std::size_t p = 0; p < impl_.model.parameters.size(); ++p) plan_parameter(static_cast<int>(p));
-    for (const auto& buffer : impl_.inventory.buffers) {
+    for (std::size_t p = 0; p < impl_.sharded.model.parameters.size(); ++p) plan_parameter(static_cast<int>(p));
+    for (const auto& buffer : impl_.trained.inventory.buffers) {
       if (buffer.persistent) plan_buffer(buffer);
     }
     for (const std::size_t t : saved_.weights_and_buffers()) {
@@ -65,8 +65,8 @@ class LoadPlanner {
 
  private:
   std::vector<std::int64_t> whole_shape(int p) const {
-    const auto& split = impl_.inventory.parameters[static_cast<std::size_t>(p)].split;
-    return split.whole_shape(impl_.model.parameters[p].tensor.sizes().vec());
+    const auto& split = impl_.trained.inventory.parameters[static_cast<std::size_t>(p)].split;
+    return split.whole_shape(impl_.sharded.model.parameters[p].tensor.sizes().vec());
   }
 
   bool shapes_match(std::size_t t, const std::vector<std::int64_t>& mine, const std::string& name) {
@@ -77,7 +77,7 @@ class LoadPlanner {
   }
 
   void plan_parameter(int p) {
-    const auto& parameter = impl_.model.parameters[p];
+    const auto& parameter = impl_.sharded.model.parameters[p];
     const auto weight = saved_.find_parameter(kinds::kWeight, p);
     if (weight) used_.insert(*weight);
     if (!weight) plan_.report.missing.push_back(parameter.name);
@@ -86,9 +86,9 @@ class LoadPlanner {
       return;
     }
     const int unit = parameter.unit;
-    const bool trainable = impl_.model.units[unit].trainable;
-    auto* optimizer = impl_.optimizer.get();
-    const Range held = trainable ? optimizer->update_range(unit) : impl_.store->writable_range(unit);
+    const bool trainable = impl_.sharded.model.units[unit].trainable;
+    auto* optimizer = impl_.sharded.optimizer.get();
+    const Range held = trainable ? optimizer->update_range(unit) : impl_.sharded.store->writable_range(unit);
     Destination destination{{},
                             [=](Range range, const at::Tensor& values) { optimizer->load_range(unit, range, values); }};
     if (trainable) destination.view_of = [=](Range range) { return optimizer->master_in_memory(unit, range); };
@@ -108,8 +108,8 @@ class LoadPlanner {
   }
 
   void plan_state(int p, std::size_t state, Range held, bool is_first) {
-    const auto& parameter = impl_.model.parameters[p];
-    auto* optimizer = impl_.optimizer.get();
+    const auto& parameter = impl_.sharded.model.parameters[p];
+    auto* optimizer = impl_.sharded.optimizer.get();
     const int unit = parameter.unit;
     const auto assign = [=](Range range, const at::Tensor& values) {
       optimizer->set_state(state, unit, range, values);
@@ -128,9 +128,9 @@ class LoadPlanner {
 
   void plan_tensor_state(int p, const optim::TensorState& state) {
     const auto t = saved_.find_parameter(state.name, p);
-    const at::Tensor held = impl_.optimizer->tensor_state(p, state.name);
+    const at::Tensor held = impl_.sharded.optimizer->tensor_state(p, state.name);
     const bool fits = t && saved_.info(*t).shape == state.shape;
-    if (!fits) without_states_.push_back(impl_.model.parameters[p].name);
+    if (!fits) without_states_.push_back(impl_.sharded.model.parameters[p].name);
     if (!held.defined()) return;
     if (fits) {
       plan_.items.push_back(
@@ -150,7 +150,7 @@ class LoadPlanner {
     const auto& json = state_.program_optimizer;
     const bool has_states = json.is_object() && json.contains("states") && json["states"].is_object();
     if (!has_states || !json["states"].contains(name)) {
-      if (!saved_.info(weight).trainable) without_states_.push_back(impl_.model.parameters[p].name);
+      if (!saved_.info(weight).trainable) without_states_.push_back(impl_.sharded.model.parameters[p].name);
       return put(nullptr);
     }
     const auto& saved = json["states"][name];
@@ -163,7 +163,7 @@ class LoadPlanner {
       refuse();
     const auto state = std::make_shared<ProgramOptimizer::State>();
     state->values = saved["values"];
-    const Range mine = layout::intersect(impl_.model.parameters[p].range, held);
+    const Range mine = layout::intersect(impl_.sharded.model.parameters[p].range, held);
     for (const auto& kind : saved["tensors"]) {
       const auto t = kind.is_string() ? saved_.find_parameter(kind.get<std::string>(), p) : std::nullopt;
       if (!t || saved_.info(*t).shape != whole_shape(p)) refuse();
@@ -178,7 +178,7 @@ class LoadPlanner {
 
   /// Plans reading what this rank holds of a tensor in the shape of a parameter.
   void add(int p, std::size_t t, Range held, const Destination& destination) {
-    const Range mine = layout::intersect(impl_.model.parameters[p].range, held);
+    const Range mine = layout::intersect(impl_.sharded.model.parameters[p].range, held);
     if (mine.empty()) return;
     plan_.items.push_back(parameter_item(impl_, p, t, saved_.info(t), mine, destination));
   }
@@ -208,17 +208,17 @@ class LoadPlanner {
   /// Refuses states of another optimizer, where one of its parameters is trained here. Throws CheckpointError.
   void check_optimizer() const {
     bool trains_both = false;
-    for (std::size_t p = 0; p < impl_.model.parameters.size(); ++p) {
+    for (std::size_t p = 0; p < impl_.sharded.model.parameters.size(); ++p) {
       const auto weight = saved_.find_parameter(kinds::kWeight, static_cast<int>(p));
-      const auto& unit = impl_.model.units[impl_.model.parameters[p].unit];
+      const auto& unit = impl_.sharded.model.units[impl_.sharded.model.parameters[p].unit];
       trains_both |= weight && saved_.info(*weight).trainable && unit.trainable;
     }
     if (keeper_) return trains_both ? check_program_optimizer() : void();
     if (!trains_both) return;
-    const auto& optimizer = *impl_.optimizer;
+    const auto& optimizer = *impl_.sharded.optimizer;
     const std::set<std::string> theirs = saved_.states();
     std::set<std::string> ours, needed;  // by parameters that are trained in both
-    for (std::size_t p = 0; p < impl_.model.parameters.size(); ++p) {
+    for (std::size_t p = 0; p < impl_.sharded.model.parameters.size(); ++p) {
       const int parameter = static_cast<int>(p);
       const auto weight = saved_.find_parameter(kinds::kWeight, parameter);
       const bool in_both = weight && saved_.info(*weight).trainable;
@@ -226,7 +226,7 @@ class LoadPlanner {
         ours.emplace(state);
         if (in_both) needed.emplace(state);
       };
-      if (!impl_.model.units[impl_.model.parameters[p].unit].trainable) continue;
+      if (!impl_.sharded.model.units[impl_.sharded.model.parameters[p].unit].trainable) continue;
       for (std::size_t state = 0; state < optimizer.states().size(); ++state) {
         if (optimizer.has_state(state, parameter)) add(optimizer.states()[state].name);
       }
@@ -284,7 +284,7 @@ class LoadPlanner {
 
   void plan_optimizer_steps() {
     auto& steps = plan_.optimizer_steps;
-    for (std::size_t p = 0; p < impl_.model.parameters.size(); ++p)
+    for (std::size_t p = 0; p < impl_.sharded.model.parameters.size(); ++p)
       steps.push_back(saved_.has_states(static_cast<int>(p)) ? state_.optimizer_steps : 0);
     const auto by_name = saved_.parameters_by_saved_name();
     for (const auto& [name, count] : state_.parameter_steps) {
@@ -409,9 +409,9 @@ class LoadPlanner {
   /// Plans reading the accumulated gradients; false, and nothing planned, when they are of another model.
   bool plan_sums() {
     const std::size_t items_before = plan_.items.size();
-    for (std::size_t i = 0; i < impl_.model.parameters.size(); ++i) {
-      const int p = static_cast<int>(i), u = impl_.model.parameters[i].unit;
-      if (!impl_.model.units[u].trainable) continue;
+    for (std::size_t i = 0; i < impl_.sharded.model.parameters.size(); ++i) {
+      const int p = static_cast<int>(i), u = impl_.sharded.model.parameters[i].unit;
+      if (!impl_.sharded.model.units[u].trainable) continue;
       const auto t = saved_.find_parameter(kinds::kGradientSum, p);
       const auto weight = saved_.find_parameter(kinds::kWeight, p);
       // Frozen there: nothing was summed, and here are zeros.
@@ -420,11 +420,11 @@ class LoadPlanner {
         plan_.items.resize(items_before);
         return false;
       }
-      auto* reducer = impl_.reducer.get();
+      auto* reducer = impl_.sharded.reducer.get();
       // The owner's part only: the others get theirs when the window is over. Sums have memory from
       // prepare_window() on.
-      add(p, *t, impl_.model.shard_of(u),
-          {{}, [=, &model = impl_.model](Range r, const at::Tensor& values) {
+      add(p, *t, impl_.sharded.model.shard_of(u),
+          {{}, [=, &model = impl_.sharded.model](Range r, const at::Tensor& values) {
              reducer->visit_sums(u, r, sharding::GradientSums::Access::kUpdate, [&](Range piece, sharding::Sums sums) {
                model.view(sums.data, sums.dtype, piece.numel())
                    .copy_(values.narrow(0, piece.begin - r.begin, piece.numel()));
@@ -444,7 +444,8 @@ class LoadPlanner {
       return;
     }
     plan_random_state("cpu", c10::Device(c10::kCPU));
-    if (!impl_.model.module_device.is_cpu()) plan_random_state("accelerator", impl_.model.module_device);
+    if (!impl_.sharded.model.module_device.is_cpu())
+      plan_random_state("accelerator", impl_.sharded.model.module_device);
   }
 
   void plan_random_state(std::string_view device_name, c10::Device device) {
@@ -456,7 +457,8 @@ class LoadPlanner {
   }
 
   const Engine::Impl& impl_;
-  ProgramOptimizer* const keeper_ = impl_.optimizer_source->keeper_of_states();  ///< of states; null: impl_.optimizer
+  ProgramOptimizer* const keeper_ =
+      impl_.optimizer_source->keeper_of_states();  ///< of states; null: impl_.sharded.optimizer
   const checkpoint::Found& found_;
   const SavedTensors& saved_;
   const SavedState& state_;
@@ -472,14 +474,15 @@ class LoadPlanner {
 std::vector<int> frozen_with_states(const Engine::Impl& impl, const SavedTensors& saved, const SavedState& state) {
   std::vector<int> parameters;
   for (const int p : saved.parameters_among(state.frozen)) {
-    if (!impl.model.units[impl.model.parameters[p].unit].trainable && saved.has_states(p)) parameters.push_back(p);
+    if (!impl.sharded.model.units[impl.sharded.model.parameters[p].unit].trainable && saved.has_states(p))
+      parameters.push_back(p);
   }
   return parameters;
 }
 
 LoadPlan plan_load(const Engine::Impl& impl, const checkpoint::Found& found, const SavedTensors& saved,
                    const SavedState& state, const LoadOptions& options) {
-  require_known_names(impl.inventory, options.names, "LoadOptions::names");
+  require_known_names(impl.trained.inventory, options.names, "LoadOptions::names");
   return LoadPlanner(impl, found, saved, state, options).plan();
 }
 

@@ -147,10 +147,11 @@ class Reader {
 nlohmann::json threads_per_rank() { return at::get_num_threads(); }
 nlohmann::json cpu_capability() { return at::get_cpu_capability(); }
 nlohmann::json cpu_products(const Engine::Impl& impl) {
-  const bool computes_in_fp32 = impl.model.param_dtype == DType::kFloat32;  // unless under autocast
-  if (impl.cpu_products.empty() || (computes_in_fp32 && impl.config.zerotorch.cpu_products == CpuProducts::kAuto))
+  const bool computes_in_fp32 = impl.sharded.model.param_dtype == DType::kFloat32;  // unless under autocast
+  if (impl.compute.cpu_products.empty() ||
+      (computes_in_fp32 && impl.config.zerotorch.cpu_products == CpuProducts::kAuto))
     return nullptr;
-  return impl.cpu_products.front().chosen() == CpuProducts::kFp32 ? "fp32" : "native";
+  return impl.compute.cpu_products.front().chosen() == CpuProducts::kFp32 ? "fp32" : "native";
 }
 
 std::string SavedState::optimizer_name(const sharding::ShardedOptimizer& optimizer) {
@@ -165,24 +166,24 @@ SavedState SavedState::of(const Engine::Impl& impl) {
   const bool alike =
       std::all_of(overrides.begin(), overrides.end(), [&](const auto& value) { return value == overrides.front(); });
   if (alike) overrides.resize(1);
-  state.window_micro_batches = impl.window_micro_batches();
+  state.window_micro_batches = impl.accumulation.window_micro_batches();
   state.gradient_accumulation_steps = impl.config.gradient_accumulation_steps;
   state.data_parallel_size = impl.groups.data_parallel.size();
-  state.optimizer = optimizer_name(*impl.optimizer);
-  state.optimizer_steps = impl.optimizer->steps();
-  for (std::size_t p = 0; p < impl.model.parameters.size(); ++p) {
-    const auto& parameter = impl.model.parameters[p];
-    if (!impl.model.units[parameter.unit].trainable) continue;
+  state.optimizer = optimizer_name(*impl.sharded.optimizer);
+  state.optimizer_steps = impl.sharded.optimizer->steps();
+  for (std::size_t p = 0; p < impl.sharded.model.parameters.size(); ++p) {
+    const auto& parameter = impl.sharded.model.parameters[p];
+    if (!impl.sharded.model.units[parameter.unit].trainable) continue;
     const int index = static_cast<int>(p);
-    if (impl.optimizer->steps_of(index) != state.optimizer_steps)
-      state.parameter_steps[parameter.name] = impl.optimizer->steps_of(index);
-    if (state.window_micro_batches > 0 && !impl.reducer->used_in_window(index))
+    if (impl.sharded.optimizer->steps_of(index) != state.optimizer_steps)
+      state.parameter_steps[parameter.name] = impl.sharded.optimizer->steps_of(index);
+    if (state.window_micro_batches > 0 && !impl.sharded.reducer->used_in_window(index))
       state.unused_in_window.push_back(parameter.name);
     if (!parameter.tensor.requires_grad()) state.frozen.push_back(parameter.name);
   }
   state.model_parallel_size = impl.groups.model_parallel_size();
   state.stage = impl.config.zero_optimization.stage;
-  state.precision = dtype_name(impl.model.param_dtype);
+  state.precision = dtype_name(impl.sharded.model.param_dtype);
   state.threads_per_rank = persistence::threads_per_rank();
   state.cpu_capability = persistence::cpu_capability();
   state.cpu_products = persistence::cpu_products(impl);

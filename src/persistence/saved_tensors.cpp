@@ -36,9 +36,9 @@ std::optional<std::size_t> SavedTensors::find(std::string_view kind, const std::
 }
 
 std::optional<std::size_t> SavedTensors::find_parameter(std::string_view kind, int parameter) const {
-  const auto& name = impl_.model.parameters[parameter].name;
+  const auto& name = impl_.sharded.model.parameters[parameter].name;
   if (auto found = find(kind, name)) return found;
-  for (const auto& [alias, index] : impl_.inventory.index_of) {
+  for (const auto& [alias, index] : impl_.trained.inventory.index_of) {
     if (index != parameter || alias == name) continue;
     if (auto found = find(kind, alias)) return found;
   }
@@ -46,7 +46,7 @@ std::optional<std::size_t> SavedTensors::find_parameter(std::string_view kind, i
 }
 
 bool SavedTensors::has_states(int parameter) const {
-  const auto& optimizer = *impl_.optimizer;
+  const auto& optimizer = *impl_.sharded.optimizer;
   for (std::size_t state = 0; state < optimizer.states().size(); ++state) {
     if (optimizer.has_state(state, parameter))
       return find_parameter(optimizer.states()[state].name, parameter).has_value();
@@ -69,7 +69,7 @@ std::set<std::string> SavedTensors::states() const {
 
 std::map<std::string, int> SavedTensors::parameters_by_saved_name() const {
   std::map<std::string, int> parameters;
-  for (std::size_t p = 0; p < impl_.model.parameters.size(); ++p) {
+  for (std::size_t p = 0; p < impl_.sharded.model.parameters.size(); ++p) {
     if (const auto t = find_parameter(kinds::kWeight, static_cast<int>(p)))
       parameters.emplace(info(*t).name, static_cast<int>(p));
   }

@@ -17,7 +17,7 @@ ROOMS = {
     "optim": set(),
     "io": set(),
     "comm": set(),
-    "launch": {"comm"},
+    "launcher": {"comm"},
     "intercept": set(),
     "device": {"comm"},
     "storage": {"layout", "comm", "device"},
@@ -35,7 +35,7 @@ ROOMS = {
 }
 # The rooms of the language-model toolkit, by the same rule. Of the core they see the public headers only.
 LM_ROOMS = {"data": set(), "evaluation": {"data"}, "models": {"data"}}
-NO_TORCH = {"base", "config", "layout", "io", "comm", "launch", "checkpoint", "monitor", "plan"}
+NO_TORCH = {"base", "config", "layout", "io", "comm", "launcher", "checkpoint", "monitor", "plan"}
 MAX_LINES = 800
 problems = []
 
@@ -83,6 +83,16 @@ def check_layers():
                 problem(path, number, f"a public header includes the private \"{name}\"")
             if name in ("torch/torch.h", "ATen/ATen.h", "torch/all.h"):
                 problem(path, number, f"{name} costs every user seconds; include what is used")
+
+
+def check_namespaces():
+    """A room's namespace has its name; names of others are declared where these may be used."""
+    for path in sources("src"):
+        room = path.relative_to(ROOT / "src").parts[0]
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            match = re.match(r"namespace zero::(\w+)", line)
+            if match and match.group(1) in ROOMS and match.group(1) not in ROOMS[room] | {room, "base"}:
+                problem(path, number, f"namespace zero::{match.group(1)} in the room '{room}'")
 
 
 def check_the_toolkit_is_a_guest():
@@ -287,7 +297,8 @@ def check_mutants_follow_the_code():
             problem(path, 1, f"what {mutant['name']} replaces occurs {count} times in {mutant['file']}")
 
 
-for check in (check_layers, check_the_toolkit_is_a_guest, check_rooms_are_in_order, check_the_picture_of_rooms, check_where_new_things_go,
+for check in (check_layers, check_namespaces, check_the_toolkit_is_a_guest, check_rooms_are_in_order,
+              check_the_picture_of_rooms, check_where_new_things_go,
               check_programs_use_the_public_api,
               check_folders_of_commands_are_small, check_library_is_quiet, check_files_go_through_io,
               check_walls, check_files, check_tests_are_registered, check_flags_are_documented, check_readme_example,
