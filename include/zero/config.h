@@ -40,6 +40,13 @@ struct KeyInfo {
 std::span<const KeyInfo> schema();
 
 struct Config {
+  /// Where a kind of tensor lives that may leave its usual place.
+  enum class OffloadDevice : std::uint8_t {
+    kNone,  ///< its usual place: with the module, or in host memory
+    kNvme,  ///< a scratch file per rank, and buffers in host memory
+    kCpu,   ///< host memory
+  };
+
   // ---- batch: train_batch_size = train_micro_batch_size_per_gpu * gradient_accumulation_steps * ranks ----
   // 0 means not given. At least one of the first two must be given; resolve_batch() fills in the rest.
 
@@ -187,8 +194,7 @@ struct Config {
   DType state_dtype() const { return bf16.enabled && bf16.optimizer_states ? DType::kBFloat16 : DType::kFloat32; }
   /// Whether zero::recompute() keeps what backward needs of a module on a GPU in host memory.
   bool activations_in_host_memory() const {
-    return activation_checkpointing.cpu_checkpointing ||
-           zerotorch.offload_activations.device == Zerotorch::OffloadActivations::Device::kCpu;
+    return activation_checkpointing.cpu_checkpointing || zerotorch.offload_activations.device == OffloadDevice::kCpu;
   }
   /// The dtype gradients are summed in: micro-batches are added in rank order and the sum is rounded after each.
   DType sum_dtype() const { return grad_accum_dtype.value_or(master_dtype()); }
@@ -308,12 +314,8 @@ struct Config {
     std::vector<std::string> leaf_module_name_suffixes;
     /// Where master weights and optimizer states live ("offload_optimizer").
     struct OffloadOptimizer {
-      enum class Device : std::uint8_t {
-        kNone,
-        kCpu,   ///< host memory; without a GPU they are there anyway
-        kNvme,  ///< a scratch file per rank; only the pieces being updated are in memory
-      };
-      Device device = Device::kNone;
+      /// kCpu: without a GPU they are there anyway. kNvme: only the pieces being updated are in memory.
+      OffloadDevice device = OffloadDevice::kNone;
       /// kNvme: a folder on a local disk, created if missing. No files stay there after the run.
       std::string nvme_path;
       /// kNvme: number of buffers in memory, each of at most 8 MiB (and sub_group_size elements), for pieces that are
@@ -328,7 +330,7 @@ struct Config {
     struct OffloadParam {
       /// kNvme: a scratch file per rank. Units are read just before use, once for all ranks of the host, into memory
       /// that these share, and their updates are written back. One host.
-      OffloadOptimizer::Device device = OffloadOptimizer::Device::kNone;
+      OffloadDevice device = OffloadDevice::kNone;
       /// kNvme: as in OffloadOptimizer.
       std::string nvme_path;
       /// kNvme: as in OffloadOptimizer, for pieces that are updated.
@@ -458,11 +460,7 @@ struct Config {
     Trace trace;
     /// Where the sums of gradients are between a micro-batch's backward and the update (stage 1 and above, on the CPU).
     struct OffloadGradients {
-      enum class Device : std::uint8_t {
-        kNone,  ///< memory
-        kNvme,  ///< a scratch file per rank
-      };
-      Device device = Device::kNone;
+      OffloadDevice device = OffloadDevice::kNone;  ///< not kCpu
       /// kNvme: a folder on a local disk, created if missing; empty: that of offload_optimizer. No files stay there
       /// after the run.
       std::string nvme_path;
@@ -472,12 +470,8 @@ struct Config {
     OffloadGradients offload_gradients;
     /// Where zero::recompute() keeps what backward needs of a part (zero/activations.h).
     struct OffloadActivations {
-      enum class Device : std::uint8_t {
-        kNone,  ///< where the module is
-        kCpu,   ///< host memory, of a module on a GPU
-        kNvme,  ///< a scratch file per rank, of a module on the CPU
-      };
-      Device device = Device::kNone;
+      /// kCpu: of a module on a GPU. kNvme: of one on the CPU.
+      OffloadDevice device = OffloadDevice::kNone;
       /// kNvme: a folder on a local disk, created if missing. No files stay there after the run.
       std::string nvme_path;
       /// kNvme: tensors on their way at a time, each in a buffer of the largest one's size.

@@ -63,7 +63,7 @@ void check_gradients_on_nvme(Check& check) {
   const Config& config = check.config;
   const auto& offload = config.zerotorch.offload_gradients;
   const Given* given = check.find("zerotorch.offload_gradients.device");
-  if (given == nullptr || offload.device != Config::Zerotorch::OffloadGradients::Device::kNvme) return;
+  if (given == nullptr || offload.device != Config::OffloadDevice::kNvme) return;
   if (offload.nvme_path.empty() && config.zero_optimization.offload_optimizer.nvme_path.empty())
     check.problem(*given, "'nvme' needs nvme_path beside it, or that of offload_optimizer: a folder on a local disk");
 }
@@ -71,7 +71,7 @@ void check_gradients_on_nvme(Check& check) {
 void check_offload(Check& check) {
   constexpr std::string_view kThereAnyway =
       "no effect without a GPU: parameters and optimizer states are in host memory already";
-  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
+  using Device = Config::OffloadDevice;
   const auto& zero = check.config.zero_optimization;
   const auto check_device = [&](std::string_view path, Device device, const std::string& folder) {
     const Given* given = check.find(path);
@@ -99,7 +99,7 @@ void check_offload(Check& check) {
   }
   check_gradients_on_nvme(check);
   const auto& activations = check.config.zerotorch.offload_activations;
-  if (activations.device == Config::Zerotorch::OffloadActivations::Device::kNvme) {
+  if (activations.device == Config::OffloadDevice::kNvme) {
     const Given* given = check.find("zerotorch.offload_activations.device");
     if (given != nullptr && activations.nvme_path.empty())
       check.problem(*given, "'nvme' needs nvme_path beside it: a folder on a local disk");
@@ -107,8 +107,7 @@ void check_offload(Check& check) {
   const bool by_old_key = check.config.activation_checkpointing.cpu_checkpointing;
   for (const auto& [path, is_on] :
        {std::pair("activation_checkpointing.cpu_checkpointing", by_old_key),
-        std::pair("zerotorch.offload_activations.device",
-                  activations.device == Config::Zerotorch::OffloadActivations::Device::kCpu)}) {
+        std::pair("zerotorch.offload_activations.device", activations.device == Config::OffloadDevice::kCpu)}) {
     if (is_on && check.find(path) != nullptr)
       check.notice(fmt::format("{}: no effect without a GPU: activations are in host memory already", path));
   }

@@ -53,10 +53,10 @@ constexpr Exclusion kExclusions[] = {
 
 bool wants_host_memory(const Config& config) {
   const auto& zero = config.zero_optimization;
-  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
+  using Device = Config::OffloadDevice;
   return zero.offload_optimizer.device != Device::kNone || zero.offload_param.device != Device::kNone ||
          zero.cpu_offload || zero.cpu_offload_param ||
-         config.zerotorch.offload_gradients.device != Config::Zerotorch::OffloadGradients::Device::kNone;
+         config.zerotorch.offload_gradients.device != Config::OffloadDevice::kNone;
 }
 
 std::string Feature::name() const { return path.empty() ? std::string(value) : fmt::format("{} {}", path, value); }

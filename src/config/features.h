@@ -36,7 +36,6 @@ struct Feature {
 namespace features {
 
 using Own = Config::Zerotorch;
-using OffloadDevice = Config::ZeroOptimization::OffloadOptimizer::Device;
 
 inline std::string optimizer_type(const Setting& s) { return s.config.optimizer.type; }
 
@@ -51,7 +50,7 @@ inline bool needs_whole_tensors(const Setting& s) {
 
 inline bool divides_states(const Setting& s) {
   const auto& offload = s.config.zero_optimization.offload_optimizer;
-  return offload.ratio < 1 && offload.device == OffloadDevice::kCpu && s.module_on_gpu.value_or(false) &&
+  return offload.ratio < 1 && offload.device == Config::OffloadDevice::kCpu && s.module_on_gpu.value_or(false) &&
          !s.shards_on_gpu;
 }
 
@@ -75,9 +74,10 @@ inline constexpr Feature kStage0{"zero_optimization.stage", "0",
 inline constexpr Feature kBelowStage3{"zero_optimization.stage", "below 3",
                                       [](const Setting& s) { return s.config.zero_optimization.stage < 3; }};
 
-inline constexpr Feature kStatesOnDisk{
-    "zero_optimization.offload_optimizer.device", "nvme",
-    [](const Setting& s) { return s.config.zero_optimization.offload_optimizer.device == OffloadDevice::kNvme; }};
+inline constexpr Feature kStatesOnDisk{"zero_optimization.offload_optimizer.device", "nvme", [](const Setting& s) {
+                                         return s.config.zero_optimization.offload_optimizer.device ==
+                                                Config::OffloadDevice::kNvme;
+                                       }};
 inline constexpr Feature kStatesInMemory{"zero_optimization.offload_optimizer.device", "other than nvme",
                                          [](const Setting& s) { return !kStatesOnDisk.is_on(s); }};
 inline constexpr Feature kRatio{"zero_optimization.offload_optimizer.ratio", "below 1", [](const Setting& s) {
@@ -87,15 +87,13 @@ inline constexpr Feature kDividedStates{"zero_optimization.offload_optimizer.rat
                                         divides_states};
 inline constexpr Feature kParametersOnDisk{
     "zero_optimization.offload_param.device", "nvme",
-    [](const Setting& s) { return s.config.zero_optimization.offload_param.device == OffloadDevice::kNvme; }};
-inline constexpr Feature kGradientsOnDisk{"zerotorch.offload_gradients.device", "nvme", [](const Setting& s) {
-                                            return s.config.zerotorch.offload_gradients.device ==
-                                                   Own::OffloadGradients::Device::kNvme;
-                                          }};
-inline constexpr Feature kActivationsOnDisk{"zerotorch.offload_activations.device", "nvme", [](const Setting& s) {
-                                              return s.config.zerotorch.offload_activations.device ==
-                                                     Own::OffloadActivations::Device::kNvme;
-                                            }};
+    [](const Setting& s) { return s.config.zero_optimization.offload_param.device == Config::OffloadDevice::kNvme; }};
+inline constexpr Feature kGradientsOnDisk{
+    "zerotorch.offload_gradients.device", "nvme",
+    [](const Setting& s) { return s.config.zerotorch.offload_gradients.device == Config::OffloadDevice::kNvme; }};
+inline constexpr Feature kActivationsOnDisk{
+    "zerotorch.offload_activations.device", "nvme",
+    [](const Setting& s) { return s.config.zerotorch.offload_activations.device == Config::OffloadDevice::kNvme; }};
 inline constexpr Feature kPartitionedActivations{
     "activation_checkpointing.partition_activations", "true",
     [](const Setting& s) { return s.config.activation_checkpointing.partition_activations; }};

@@ -79,7 +79,7 @@ constexpr Key kOffloadKeys[] = {
      .note =
          "nvme: a scratch file of each rank in nvme_path; cpu: host memory, also of a module on a GPU; with one on the "
          "CPU they are there anyway",
-     .choices = "none|cpu|nvme",
+     .choices = "none|nvme|cpu",
      .field = field<&Config::zero_optimization, &Zero::offload_optimizer, &Offload::device>},
     or_null(honoured("zero_optimization.offload_optimizer.nvme_path", Kind::kString, "\"\"",
                      "a folder on a local disk, for device nvme",
@@ -123,7 +123,7 @@ constexpr Key kOffloadKeys[] = {
      .note =
          "nvme: a scratch file of each rank in nvme_path, read just before use; cpu: host memory, also of a module on "
          "a GPU, where units are copied just before use; with one on the CPU they are there anyway",
-     .choices = "none|cpu|nvme",
+     .choices = "none|nvme|cpu",
      .field = field<&Config::zero_optimization, &Zero::offload_param, &OffloadParam::device>},
     or_null(honoured("zero_optimization.offload_param.nvme_path", Kind::kString, "\"\"",
                      "a folder on a local disk, for device nvme",

@@ -195,7 +195,7 @@ constexpr Key kOwnKeys[] = {
      .note =
          "cpu: host memory, of a module on a GPU (activation_checkpointing.cpu_checkpointing is the same); nvme: of "
          "one on the CPU a scratch file of each rank in nvme_path (zero train --nvme-activations)",
-     .choices = "none|cpu|nvme",
+     .choices = "none|nvme|cpu",
      .field = field<&Config::zerotorch, &Own::offload_activations, &Own::OffloadActivations::device>},
     honoured("zerotorch.offload_activations.nvme_path", Kind::kString, "\"\"",
              "a folder on a local disk, for device nvme",

@@ -18,7 +18,7 @@ UsedActivationHome::UsedActivationHome(const Config& config, const Groups& group
   const auto count = [weak = std::weak_ptr(ledger_)](std::int64_t nbytes) {
     if (const auto alive = weak.lock()) (*alive)->add(MemoryKind::kOffload, nbytes);
   };
-  if (offload.device == Config::Zerotorch::OffloadActivations::Device::kNvme) {
+  if (offload.device == Config::OffloadDevice::kNvme) {
     home_ = offload::activations_on_nvme({.folder = offload.nvme_path,
                                           .buffers = static_cast<int>(offload.buffer_count),
                                           .block_nbytes = config.aio.block_size,

@@ -233,7 +233,7 @@ io::FileSystem* files_of_offload = nullptr;
 /// Where masters and states live, unless in memory.
 std::optional<offload::DiskOptions> disk_of_states(const Config& config) {
   const auto& offload = config.zero_optimization.offload_optimizer;
-  if (offload.device != Config::ZeroOptimization::OffloadOptimizer::Device::kNvme) return std::nullopt;
+  if (offload.device != Config::OffloadDevice::kNvme) return std::nullopt;
   return disk_of(config, offload.nvme_path, offload.buffer_count);
 }
 

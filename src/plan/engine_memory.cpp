@@ -35,7 +35,7 @@ bool buckets_are_bound(const Config& config, int world_size, bool gpus) {
 
 bool gather_is_bound(const Config& config, int world_size, bool gpus, int hosts) {
   const auto sharding = layout::sharding_of_stage(config.zero_optimization.stage);
-  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
+  using Device = Config::OffloadDevice;
   if (!sharding.parameters) return false;
   // How much of it ranks hold at the same time depends on how far they are apart.
   if (config.zero_optimization.offload_param.device == Device::kNvme) return true;

@@ -215,7 +215,7 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
 }
 
 Config at_stage(Config config, int stage) {
-  using OffloadDevice = Config::ZeroOptimization::OffloadOptimizer::Device;
+  using OffloadDevice = Config::OffloadDevice;
   config.zero_optimization.stage = stage;
   const layout::Sharding sharding = layout::sharding_of_stage(stage);
   // What needs sharded optimizer states, or parameters.

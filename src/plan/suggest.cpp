@@ -175,7 +175,7 @@ std::vector<Candidate> without_ratio(const Candidate& from) {
 
 /// The same bits, at the speed of the host's cores and memory.
 std::vector<Candidate> states_in_host_memory(const Candidate& from) {
-  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
+  using Device = Config::OffloadDevice;
   if (!from.cluster.gpus || from.config.zero_optimization.offload_optimizer.device != Device::kNone) return {};
   return {with(from, kStatesOnHost, [](Candidate& c) {
     c.config.zero_optimization.offload_optimizer.device = Device::kCpu;
@@ -185,7 +185,7 @@ std::vector<Candidate> states_in_host_memory(const Candidate& from) {
 
 /// Of a single rank, whose GPU otherwise has all of them; those of several are there with their states at stage 3.
 std::vector<Candidate> parameters_in_host_memory(const Candidate& from) {
-  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
+  using Device = Config::OffloadDevice;
   if (!from.cluster.gpus || from.cluster.ranks > 1 ||
       from.config.zero_optimization.offload_param.device != Device::kNone)
     return {};
@@ -198,7 +198,7 @@ std::vector<Candidate> parameters_in_host_memory(const Candidate& from) {
 
 /// The same bits, at the speed of the disk.
 std::vector<Candidate> states_on_nvme(const Candidate& from) {
-  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
+  using Device = Config::OffloadDevice;
   // What is saved of a host is of no use to GPUs, whose hosts have room.
   if (from.cluster.gpus && from.cluster.node_memory_nbytes <= 0) return {};
   if (from.config.zero_optimization.offload_optimizer.device == Device::kNvme) return {};
@@ -220,7 +220,7 @@ std::vector<Candidate> parameters_beside_states_on_nvme(const Candidate& from) {
 
 /// With the states, which take more and move as often.
 std::vector<Candidate> gradients_on_nvme(const Candidate& from) {
-  using Device = Config::Zerotorch::OffloadGradients::Device;
+  using Device = Config::OffloadDevice;
   const Config& config = from.config;
   if (config.zerotorch.offload_gradients.device == Device::kNvme) return {};
   auto on_disk = from.allowed.states_on_nvme ? states_on_nvme(from) : std::vector<Candidate>();
@@ -237,7 +237,7 @@ int ranks_per_node_of(const Cluster& cluster) {
 }
 
 std::vector<Candidate> parameters_on_nvme(const Candidate& from) {
-  using Device = Config::ZeroOptimization::OffloadOptimizer::Device;
+  using Device = Config::OffloadDevice;
   auto on_disk = from.allowed.states_on_nvme ? states_on_nvme(from) : std::vector<Candidate>();
   if (from.cluster.ranks > ranks_per_node_of(from.cluster)) return {};
   if (from.config.zero_optimization.offload_param.device == Device::kNvme) return {};

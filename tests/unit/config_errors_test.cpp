@@ -320,7 +320,7 @@ TEST(ConfigErrors, OffloadToNvme) {
       "nvme_path": "/nv", "buffer_count": 6, "pipeline_read": true, "fast_init": true, "ratio": 1.0}},
       "aio": {"block_size": 2097152, "queue_depth": 16, "thread_count": 2, "single_submit": false}})");
   const auto& offload = config.zero_optimization.offload_optimizer;
-  EXPECT_EQ(offload.device, Config::ZeroOptimization::OffloadOptimizer::Device::kNvme);
+  EXPECT_EQ(offload.device, Config::OffloadDevice::kNvme);
   EXPECT_EQ(offload.nvme_path, "/nv");
   EXPECT_EQ(offload.buffer_count, 6);
   EXPECT_EQ(config.aio.block_size, 2097152);
@@ -332,7 +332,7 @@ TEST(ConfigErrors, OffloadToNvme) {
   EXPECT_NE(error_of(R"({"aio": {"block_size": 100}})"), "");
   EXPECT_NE(error_of(R"({"aio": {"queue_depth": 0}})"), "");
   Config by_hand;
-  by_hand.zero_optimization.offload_optimizer.device = Config::ZeroOptimization::OffloadOptimizer::Device::kNvme;
+  by_hand.zero_optimization.offload_optimizer.device = Config::OffloadDevice::kNvme;
   EXPECT_THROW(by_hand.validate(), ConfigError);
 }
 

@@ -532,7 +532,7 @@ TEST(Fit, ChangesOnlyWhatIsAllowed) {
       EXPECT_EQ(found.cluster.ranks, 2);
       EXPECT_EQ(found.cluster.node_memory_nbytes, cluster.node_memory_nbytes);
       const auto& zero = found.config.zero_optimization;
-      const bool on_disk = zero.offload_param.device == Config::ZeroOptimization::OffloadOptimizer::Device::kNvme;
+      const bool on_disk = zero.offload_param.device == Config::OffloadDevice::kNvme;
       EXPECT_TRUE(allowed.stage || zero.stage == (on_disk ? 3 : 0)) << gb;
       EXPECT_TRUE(allowed.micro_batch || found.config.train_micro_batch_size_per_gpu == 8);
       EXPECT_EQ(found.config.train_micro_batch_size_per_gpu * found.config.gradient_accumulation_steps, 8);

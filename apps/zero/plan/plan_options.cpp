@@ -248,7 +248,7 @@ Config read_config(const PlanOptions& options, const plan::ModelShape& model, in
   }
   if (!options.nvme.empty()) {
     auto& states = config.zero_optimization.offload_optimizer;
-    states.device = Config::ZeroOptimization::OffloadOptimizer::Device::kNvme;
+    states.device = Config::OffloadDevice::kNvme;
     states.nvme_path = options.nvme;
   }
   if (options.micro_batch) {

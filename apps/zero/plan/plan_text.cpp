@@ -109,7 +109,7 @@ std::string head_text(const PlanResult& result) {
 
 /// What the configuration asks for, and the model does not use.
 std::string notice_text(const PlanResult& result) {
-  using Device = Config::Zerotorch::OffloadActivations::Device;
+  using Device = Config::OffloadDevice;
   const auto& model = result.request.model;
   const Config& config = result.request.config;
   const bool checkpoints = model.transformer && model.transformer->checkpointing;

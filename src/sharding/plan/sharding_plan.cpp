@@ -25,7 +25,7 @@ layout::UnitOptions unit_options(const Config& config, const layout::ModuleNode&
   return options;
 }
 
-using config::features::OffloadDevice;
+using OffloadDevice = Config::OffloadDevice;
 
 /// Of parameters in memory.
 bool use_node_shared(const Config& config, const ShardingPlan& shards, bool module_on_cpu) {
