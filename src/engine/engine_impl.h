@@ -15,7 +15,7 @@
 #include "engine/groups.h"
 #include "engine/inventory.h"
 #include "engine/learning_rates.h"
-#include "engine/optimizer_source.h"
+#include "engine/optimizers/optimizer_source.h"
 #include "engine/random_streams.h"
 #include "engine/training_state.h"
 #include "engine/use_agreement.h"

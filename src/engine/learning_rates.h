@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "engine/optimizer_source.h"
+#include "engine/optimizers/optimizer_source.h"
 #include "engine/training_state.h"
 #include "zero/config.h"
 

@@ -9,7 +9,7 @@
 
 #include "checkpoint/checkpointer.h"
 #include "engine/engine_impl.h"
-#include "engine/program_optimizer.h"
+#include "engine/optimizers/program_optimizer.h"
 #include "storage/flat_buffer.h"
 
 namespace zero::persistence {

@@ -13,7 +13,7 @@
 
 #include "checkpoint/load_report.h"
 #include "engine/buffers.h"
-#include "engine/program_optimizer.h"
+#include "engine/optimizers/program_optimizer.h"
 #include "engine/random_state.h"
 #include "persistence/checkpoints.h"
 #include "zero/errors.h"

@@ -176,12 +176,12 @@ def check_programs_use_the_public_api():
                     problem(path, number, f"a program includes public headers and its own, not {name}")
 
 
-def check_folders_of_commands_are_small():
-    folders = sorted({path.parent for path in sources("apps/zero", suffixes=(".cpp",))})
-    for folder in folders:
-        count = len(list(folder.glob("*.cpp")))
-        if count > 15:
-            problem(folder, 1, f"{count} sources; a folder of the command line has at most 15")
+def check_folders_are_small():
+    for folder, most in (("apps/zero", 15), ("src", 30), ("lm", 30)):
+        for path in sorted({path.parent for path in sources(folder, suffixes=(".cpp",))}):
+            count = len(list(path.glob("*.cpp")))
+            if count > most:
+                problem(path, 1, f"{count} sources; a folder has at most {most}")
 
 
 def check_library_is_quiet():
@@ -300,7 +300,7 @@ def check_mutants_follow_the_code():
 for check in (check_layers, check_namespaces, check_the_toolkit_is_a_guest, check_rooms_are_in_order,
               check_the_picture_of_rooms, check_where_new_things_go,
               check_programs_use_the_public_api,
-              check_folders_of_commands_are_small, check_library_is_quiet, check_files_go_through_io,
+              check_folders_are_small, check_library_is_quiet, check_files_go_through_io,
               check_walls, check_files, check_tests_are_registered, check_flags_are_documented, check_readme_example,
               check_one_place_for_stages, check_mutants_follow_the_code):
     check()

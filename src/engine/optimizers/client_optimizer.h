@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "engine/optimizer_source.h"
+#include "engine/optimizers/optimizer_source.h"
 #include "optim/rule.h"
 
 namespace torch::optim {

@@ -1,4 +1,4 @@
-#include "engine/program_optimizer.h"
+#include "engine/optimizers/program_optimizer.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>

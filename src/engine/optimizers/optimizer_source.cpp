@@ -1,4 +1,4 @@
-#include "engine/optimizer_source.h"
+#include "engine/optimizers/optimizer_source.h"
 
 #include <ATen/ops/full.h>
 #include <fmt/format.h>

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/optimizer_source.h"
+#include "engine/optimizers/optimizer_source.h"
 #include "zero/engine.h"
 
 namespace zero::engine {

@@ -5,9 +5,9 @@
 
 #include "base/check.h"
 #include "config/values.h"
-#include "engine/client_optimizer.h"
 #include "engine/engine_impl.h"
-#include "engine/program_optimizer.h"
+#include "engine/optimizers/client_optimizer.h"
+#include "engine/optimizers/program_optimizer.h"
 #include "optim/configured.h"
 #include "optim/lr_schedule.h"
 #include "zero/errors.h"

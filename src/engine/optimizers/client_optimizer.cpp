@@ -1,4 +1,4 @@
-#include "engine/client_optimizer.h"
+#include "engine/optimizers/client_optimizer.h"
 
 #include <fmt/format.h>
 #include <torch/optim/adagrad.h>
