@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from zerotorch._initialize import initialize
-from zerotorch.config import DeepSpeedConfig
-from zerotorch.distributed import init_distributed, world_group
+from zerotorch.core.distributed import init_distributed, world_group
+from zerotorch.runtime.config import DeepSpeedConfig
+from zerotorch.runtime.engine import initialize
 
 _MB = 1e6
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from own_checkpoint import describe, write
 
-from zerotorch.checkpoint.folder import Checkpoint, is_own_folder
+from zerotorch.core.checkpoints.folder import Checkpoint, is_own_folder
 from zerotorch.errors import CheckpointError
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
@@ -84,7 +84,7 @@ def test_elements_in_another_order(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"])
 def test_every_dtype(tmp_path, dtype):
-    from zerotorch.checkpoint.folder import DTYPES
+    from zerotorch.core.checkpoints.folder import DTYPES
 
     value = torch.tensor([0, 1, 1, 0, 1]).to(DTYPES[dtype])
     folder = write(tmp_path / "a", [describe("x", [5], "buffer", dtype)], [value])

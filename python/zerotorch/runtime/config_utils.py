@@ -12,7 +12,7 @@ import types
 import typing
 from typing import Any, ClassVar
 
-from ..errors import ConfigError
+from zerotorch.errors import ConfigError
 
 
 class DeepSpeedConfigModel:

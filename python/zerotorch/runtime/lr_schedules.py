@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..errors import UsageError
-from ..utils.logging import logger
+from zerotorch.core.log import logger
+from zerotorch.errors import UsageError
 from .lr_schedule_names import *  # noqa: F403
 from .lr_schedule_names import VALID_LR_SCHEDULES
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from .. import comm
-from ..errors import NotBuiltError
+from zerotorch.errors import NotBuiltError
 
 
 mpu: Any = None  # of a program that has tensor parallelism of its own

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..accelerator import get_accelerator
-from ..errors import UsageError
-from .logging import log_dist, logger
+from zerotorch.errors import UsageError
+from zerotorch.core.log import log_dist, logger
 
 FORWARD_MICRO_TIMER = "fwd_microstep"
 FORWARD_GLOBAL_TIMER = "fwd"

@@ -16,8 +16,8 @@ import torch
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from ...accelerator import get_accelerator
-from ...errors import NotBuiltError, UsageError
-from ...utils.logging import log_dist
+from zerotorch.errors import NotBuiltError, UsageError
+from zerotorch.core.log import log_dist
 
 __all__ = [
     "CudaRNGStatesTracker",
