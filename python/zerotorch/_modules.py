@@ -21,10 +21,11 @@ from typing import Any, NoReturn
 
 from _zerotorch_as_deepspeed import Alias
 
-from ._tables import FEATURES, MODULES
+from ._tables import TABLE
 from zerotorch.errors import NotBuiltError
 
 _ON_PATH = "table of zerotorch: "  # what an entry of `__path__` begins with, before the package's name
+_NOTHING = "Nothing in this package is built"
 _FOLDER = Path(__file__).parent
 
 
@@ -34,13 +35,13 @@ def attach(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     module = sys.modules[name]
     if hasattr(module, "__path__"):
         module.__path__ = [*module.__path__, _ON_PATH + name]
-    origins, not_built = members().get(name, {}), rows().get(name, {})
+    origins, lacking = members.get(name, {}), not_built.get(name, {})
 
     def getattr_(member: str) -> Any:
         if member in origins:
             value = getattr(importlib.import_module(origins[member]), member)
-        elif member in not_built:
-            value = stand_in(member, *not_built[member])
+        elif member in lacking:
+            value = stand_in(member, *lacking[member])
         elif not member.startswith("_") and _is_submodule(module, member):
             return importlib.import_module(f"{name}.{member}")
         else:
@@ -50,7 +51,7 @@ def attach(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
 
     def dir_() -> list[str]:
         found = {one.name for one in pkgutil.iter_modules(getattr(module, "__path__", [])) if one.name[0] != "_"}
-        return sorted({*vars(module), *found, *origins, *not_built})
+        return sorted({*vars(module), *found, *origins, *lacking})
 
     return getattr_, dir_
 
@@ -59,44 +60,46 @@ def _is_submodule(module: types.ModuleType, member: str) -> bool:
     return hasattr(module, "__path__") and importlib.util.find_spec(f"{module.__name__}.{member}") is not None
 
 
-# ---- the tables by full names of modules ----
+# ---- the table by full names of modules ----
+
+#: Modules that are another one.
+aliases: dict[str, str] = {}
+#: By module: members, and the modules that have them.
+members: dict[str, dict[str, str]] = {}
+#: By module: names that are not built, with their feature and its remedy.
+not_built: dict[str, dict[str, tuple[str, str]]] = {}
+
+
+def _read_table() -> None:
+    feature = remedy = ""
+    for row in TABLE.replace("\n ", " ").splitlines():
+        module, _, rest = row.partition(":")
+        if row.startswith("["):
+            feature, _, remedy = row[1:].partition("]")
+        elif " = " in row:
+            module, _, other = row.partition(" = ")
+            aliases[_full(module)] = _full(other)
+        elif " <" in row:
+            module, _, origin = module.partition(" <")
+            members.setdefault(_full(module), {}).update(dict.fromkeys(rest.split(), _full(origin.strip())))
+        elif row:
+            names = dict.fromkeys(rest.split(), (feature, remedy.strip()))
+            not_built.setdefault(_full(module), {}).update(names)
+            _features.setdefault(_full(module), sentence(feature, remedy.strip()))
+
+
+_features: dict[str, str] = {}  # what is said of a module of which nothing is built
 
 
 def _full(module: str) -> str:
-    return f"{__package__}.{module}" if module else str(__package__)
-
-
-@functools.cache
-def aliases() -> dict[str, str]:
-    """Modules that are another one."""
-    return {_full(name): _full(what) for name, what in MODULES.items() if isinstance(what, str)}
-
-
-@functools.cache
-def members() -> dict[str, dict[str, str]]:
-    """By module: members, and the modules that have them."""
-    return {
-        _full(name): {member: _full(origin) for origin, names in what.items() for member in names.split()}
-        for name, what in MODULES.items()
-        if not isinstance(what, str)
-    }
-
-
-@functools.cache
-def rows() -> dict[str, dict[str, tuple[str, str]]]:
-    """By module: names that are not built, with their feature and its remedy."""
-    found: dict[str, dict[str, tuple[str, str]]] = {}
-    for feature, remedy, modules in FEATURES:
-        for module, names in modules.items():
-            found.setdefault(_full(module), {}).update({name: (feature, remedy) for name in names.split()})
-    return found
+    return f"{__package__}.{module}" if module != "." else str(__package__)
 
 
 @functools.cache
 def _names() -> frozenset[str]:
-    """Modules in the tables, and the packages that they are in."""
-    found = {*aliases(), *members(), *rows()}
-    return frozenset(found | {name.rpartition(".")[0] for name in found if name.count(".") > 1})
+    """Modules in the table, and the packages that they are in."""
+    parts = [name.split(".") for name in (*aliases, *members, *not_built)]
+    return frozenset(".".join(one[:end]) for one in parts for end in range(2, len(one) + 1))
 
 
 @functools.cache
@@ -121,14 +124,14 @@ class _Loader(importlib.abc.Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         name = module.__name__
-        module.__doc__ = f"{_sentence_of(name)}." if name in rows() else f"`{name.replace('zerotorch', 'deepspeed', 1)}`."
+        module.__doc__ = f"{_features.get(name, _NOTHING)}." if name in not_built else f"`{name.replace('zerotorch', 'deepspeed', 1)}`."
         module.__getattr__, module.__dir__ = attach(name)  # type: ignore[method-assign]
-        if name in members():
-            module.__all__ = [*members()[name]]  # type: ignore[attr-defined]
+        if name in members:
+            module.__all__ = [*members[name]]  # type: ignore[attr-defined]
 
     def get_code(self, name: str) -> types.CodeType:
         """For `python -m`."""
-        return compile(f"raise SystemExit({f'{name}: {_sentence_of(name)}'!r})", f"<{name}>", "exec")
+        return compile(f"raise SystemExit({f'{name}: {_features.get(name, _NOTHING)}'!r})", f"<{name}>", "exec")
 
 
 class _Finder:
@@ -140,11 +143,11 @@ class _Finder:
         self._package = entry.removeprefix(_ON_PATH)
 
     def find_spec(self, name: str, target: types.ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
-        if name in aliases():
-            return Alias(aliases()[name]).spec_of(name)
+        if name in aliases:
+            return Alias(aliases[name]).spec_of(name)
         if name not in _names():
             return None
-        origin = "not built" if name in rows() and name not in members() else "table"
+        origin = "not built" if name in not_built and name not in members else "table"
         spec = importlib.machinery.ModuleSpec(name, _Loader(), origin=origin, is_package=_is_package(name))
         if spec.submodule_search_locations is not None and _place(name).is_dir():
             spec.submodule_search_locations.append(str(_place(name)))
@@ -155,7 +158,7 @@ class _Finder:
         for child in sorted(_children(self._package)):
             name = f"{self._package}.{child}"
             if not _place(name).with_suffix(".py").exists() and not (_place(name) / "__init__.py").exists():
-                yield prefix + child, name not in aliases() and _is_package(name)
+                yield prefix + child, name not in aliases and _is_package(name)
 
 
 sys.path_hooks.append(_Finder)
@@ -196,6 +199,4 @@ def sentence(feature: str, remedy: str) -> str:
     return f"{feature} is not built" + (f"; {remedy}" if remedy else "")
 
 
-def _sentence_of(name: str) -> str:
-    found = [sentence(feature, remedy) for feature, remedy, modules in FEATURES if name in map(_full, modules)]
-    return found[0] if found else "Nothing in this package is built"
+_read_table()

@@ -56,7 +56,7 @@ def test_nothing_is_an_expert() -> None:
     assert not moe.is_moe_param_group(groups)
 
 
-@pytest.mark.parametrize("name", [*_modules.members()["zerotorch"]])
+@pytest.mark.parametrize("name", [*_modules.members["zerotorch"]])
 def test_top_level_members_are_there(name: str) -> None:
     assert getattr(zerotorch, name) is not None and name in dir(zerotorch)
 

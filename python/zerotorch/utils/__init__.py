@@ -149,4 +149,4 @@ def _optional(value: Any) -> Tensor | None:
 __getattr__, __dir__ = attach(__name__)
 
 _OWN = [name for name in vars() if name.startswith(("get_full", "log", "safe_", "set_"))]
-__all__ = [*_OWN, *members()[__name__]]  # noqa: PLE0604
+__all__ = [*_OWN, *members[__name__]]  # noqa: PLE0604
