@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from zerotorch import runtime as runtime
     from zerotorch import utils as utils
     from zerotorch import zero as zero
-    from zerotorch._compare import compare as compare
     from zerotorch.accelerator import get_accelerator as get_accelerator
     from zerotorch.core.distributed import init_distributed as init_distributed
     from zerotorch.core.engine import Engine as Engine

@@ -10,7 +10,6 @@ is `zerotorch` itself):
 """
 
 TABLE = """
-. < _compare: compare
 . < accelerator: get_accelerator
 . < core.distributed: init_distributed
 . < core.engine: Engine backward

@@ -272,6 +272,15 @@ class CPUAccelerator(Accelerator):
     capture_to_graph = replay_graph = create_graph
 
 
+def _of_cuda(name: str) -> Callable[..., Any]:
+    """torch's function of this name as a method."""
+
+    def call(self: CUDAAccelerator, device_index: int | None = None) -> Any:
+        return getattr(torch.cuda, name)(device_index)
+
+    return call
+
+
 class CUDAAccelerator(Accelerator):
     """A device index is of a GPU of this host; None: the current one."""
 
@@ -304,8 +313,7 @@ class CUDAAccelerator(Accelerator):
     def device_count(self) -> int:
         return torch.cuda.device_count()
 
-    def synchronize(self, device_index: int | None = None) -> None:
-        torch.cuda.synchronize(device_index)
+    synchronize = _of_cuda("synchronize")
 
     def communication_backend_name(self) -> str:
         """The backend of torch.distributed."""
@@ -344,38 +352,26 @@ class CUDAAccelerator(Accelerator):
     def stream(self, stream: torch.cuda.Stream | None) -> contextlib.AbstractContextManager[None]:
         return torch.cuda.stream(stream)
 
-    def current_stream(self, device_index: int | None = None) -> torch.cuda.Stream:
-        return torch.cuda.current_stream(device_index)
-
-    def default_stream(self, device_index: int | None = None) -> torch.cuda.Stream:
-        return torch.cuda.default_stream(device_index)
+    current_stream = _of_cuda("current_stream")
+    default_stream = _of_cuda("default_stream")
 
     # Memory: of torch's allocator.
 
     def empty_cache(self) -> None:
         torch.cuda.empty_cache()
 
-    def memory_allocated(self, device_index: int | None = None) -> int:
-        return torch.cuda.memory_allocated(device_index)
-
-    def max_memory_allocated(self, device_index: int | None = None) -> int:
-        return torch.cuda.max_memory_allocated(device_index)
-
-    def memory_reserved(self, device_index: int | None = None) -> int:
-        return torch.cuda.memory_reserved(device_index)
-
-    def max_memory_reserved(self, device_index: int | None = None) -> int:
-        return torch.cuda.max_memory_reserved(device_index)
+    memory_allocated = _of_cuda("memory_allocated")
+    max_memory_allocated = _of_cuda("max_memory_allocated")
+    memory_reserved = _of_cuda("memory_reserved")
+    max_memory_reserved = _of_cuda("max_memory_reserved")
 
     memory_cached, max_memory_cached = memory_reserved, max_memory_reserved
 
-    def reset_peak_memory_stats(self, device_index: int | None = None) -> None:
-        torch.cuda.reset_peak_memory_stats(device_index)
+    reset_peak_memory_stats = _of_cuda("reset_peak_memory_stats")
 
     reset_max_memory_allocated = reset_max_memory_cached = reset_peak_memory_stats
 
-    def memory_stats(self, device_index: int | None = None) -> dict[str, Any]:
-        return torch.cuda.memory_stats(device_index)
+    memory_stats = _of_cuda("memory_stats")
 
     def total_memory(self, device_index: int | None = None) -> int:
         return torch.cuda.mem_get_info(device_index)[1]

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ReduceOp
+from torch.distributed import ReduceOp as ReduceOp
 
 from zerotorch.core import ranks
 from zerotorch.core.log import logger
@@ -20,51 +20,6 @@ from zerotorch.core.ranks import is_initialized as is_initialized
 from zerotorch.errors import UsageError
 
 from .._modules import attach
-
-__all__ = [
-    "ReduceOp",
-    "TorchBackend",
-    "all_gather",
-    "all_gather_coalesced",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all",
-    "all_to_all_single",
-    "allgather_fn",
-    "barrier",
-    "broadcast",
-    "broadcast_object_list",
-    "destroy_process_group",
-    "gather",
-    "get_all_ranks_from_group",
-    "get_global_rank",
-    "get_local_rank",
-    "get_rank",
-    "get_world_group",
-    "get_world_size",
-    "has_all_gather_into_tensor",
-    "has_all_reduce_coalesced",
-    "has_reduce_scatter_tensor",
-    "inference_all_reduce",
-    "init_distributed",
-    "irecv",
-    "is_available",
-    "is_initialized",
-    "isend",
-    "log_summary",
-    "monitored_barrier",
-    "mpi_discovery",
-    "new_group",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_fn",
-    "reduce_scatter_tensor",
-    "scatter",
-    "send",
-]
 
 Group = Any  # torch.distributed.ProcessGroup, which does not exist where torch was built without it
 

@@ -94,21 +94,33 @@ def world_group() -> _C.Group:
     return _group
 
 
+def _text_of(rank: int, mine: str) -> str:
+    """That rank's, on all ranks. *Collective.*"""
+    group = world_group()
+    said = list(mine.encode())
+    nbytes = torch.tensor([len(said)])
+    group.broadcast(nbytes, rank)
+    text = torch.tensor(said if rank == group.rank else [0] * int(nbytes), dtype=torch.uint8)
+    if text.numel() > 0:
+        group.broadcast(text, rank)
+    return bytes(text.tolist()).decode()
+
+
 def first_problem(mine: str | None) -> str | None:
     """The problem of the first rank that has one, with its number, on all ranks; None where none has. *Collective.*"""
     group = world_group()
     if group.size == 1:
         return mine
-    said = list((mine or "").encode())
     for rank in range(group.size):
-        nbytes = torch.tensor([len(said)])
-        group.broadcast(nbytes, rank)
-        if not int(nbytes):
-            continue
-        text = torch.tensor(said if rank == group.rank else [0] * int(nbytes), dtype=torch.uint8)
-        group.broadcast(text, rank)
-        return f"rank {rank}: {bytes(text.tolist()).decode()}"
+        text = _text_of(rank, mine or "")
+        if text:
+            return f"rank {rank}: {text}"
     return None
+
+
+def text_of_first_rank(mine: str) -> str:
+    """Rank 0's, on all ranks. *Collective.*"""
+    return mine if world_group().size == 1 else _text_of(0, mine)
 
 
 def _print_stack_when_asked() -> None:
@@ -118,20 +130,6 @@ def _print_stack_when_asked() -> None:
         return
     with contextlib.suppress(Exception):  # an interpreter without a standard error
         faulthandler.register(signal.SIGURG, file=2, all_threads=False)
-
-
-def text_of_first_rank(mine: str) -> str:
-    """Rank 0's, on all ranks. *Collective.*"""
-    group = world_group()
-    if group.size == 1:
-        return mine
-    said = list(mine.encode())
-    nbytes = torch.tensor([len(said)])
-    group.broadcast(nbytes, 0)
-    text = torch.tensor(said if group.rank == 0 else [0] * int(nbytes), dtype=torch.uint8)
-    if text.numel() > 0:
-        group.broadcast(text, 0)
-    return bytes(text.tolist()).decode()
 
 
 def _show_one_traceback(rank: int) -> None:

@@ -103,11 +103,10 @@ def _slots_of_host(hostfile: str | None) -> int:
         from ..accelerator import get_accelerator  # with torch
 
         return get_accelerator().device_count()
-    lines = [line.split("#")[0].split() for line in pathlib.Path(hostfile).read_text().splitlines()]
-    hosts = [line for line in lines if line]
-    if len(hosts) != 1 or len(hosts[0]) != 2 or not hosts[0][1].startswith("slots="):
+    pool = _parse_hostfile(pathlib.Path(hostfile).read_text().splitlines())
+    if len(pool) != 1:
         raise ValueError(f"{hostfile} must have one line, `host slots=N`: this launcher starts the ranks of one host")
-    return int(hosts[0][1].removeprefix("slots="))
+    return next(iter(pool.values()))
 
 
 def _slots_named(filter_: str) -> int:

@@ -75,11 +75,8 @@ class _Adam(EngineOptimizer):
 
     def zerotorch_params(self, group: Group) -> dict[str, Any]:
         return {
-            "lr": float(group["lr"]),
-            "betas": list(group["betas"]),
-            "eps": group["eps"],
-            "weight_decay": group["weight_decay"],
-            "bias_correction": bool(group["bias_correction"]),
+            "lr": float(group["lr"]), "betas": list(group["betas"]), "eps": group["eps"],
+            "weight_decay": group["weight_decay"], "bias_correction": bool(group["bias_correction"]),
             "adam_w_mode": bool(self.adam_w_mode),
         }
 
@@ -138,11 +135,7 @@ class FusedAdam(ZeroGrad, _Adam):
         if amsgrad:
             raise UsageError("FusedAdam has no amsgrad; torch.optim.AdamW has")
         defaults = {
-            "lr": lr,
-            "bias_correction": bias_correction,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
+            "lr": lr, "bias_correction": bias_correction, "betas": betas, "eps": eps, "weight_decay": weight_decay,
         }
         super().__init__(params, defaults)
         self.adam_w_mode = adam_w_mode
@@ -168,11 +161,7 @@ class DeepSpeedCPUAdam(_Adam):
         fp32_optimizer_states: bool = True,
     ) -> None:
         defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "bias_correction": bias_correction,
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "bias_correction": bias_correction,
             "amsgrad": amsgrad,
         }
         super().__init__(model_params, defaults)
@@ -331,14 +320,8 @@ class FusedLamb(EngineOptimizer):
         if amsgrad:
             raise UsageError("FusedLamb has no amsgrad")
         defaults = {
-            "lr": lr,
-            "bias_correction": bias_correction,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "max_grad_norm": max_grad_norm,
-            "max_coeff": max_coeff,
-            "min_coeff": min_coeff,
+            "lr": lr, "bias_correction": bias_correction, "betas": betas, "eps": eps, "weight_decay": weight_decay,
+            "max_grad_norm": max_grad_norm, "max_coeff": max_coeff, "min_coeff": min_coeff,
         }
         super().__init__(params, defaults)
         self.eps_inside_sqrt = eps_inside_sqrt
@@ -351,14 +334,9 @@ class FusedLamb(EngineOptimizer):
 
     def zerotorch_params(self, group: Group) -> dict[str, Any]:
         return {
-            "lr": float(group["lr"]),
-            "betas": list(group["betas"]),
-            "eps": group["eps"],
-            "weight_decay": group["weight_decay"],
-            "bias_correction": bool(group["bias_correction"]),
-            "max_coeff": group["max_coeff"],
-            "min_coeff": group["min_coeff"],
-            "eps_inside_sqrt": self.eps_inside_sqrt,
+            "lr": float(group["lr"]), "betas": list(group["betas"]), "eps": group["eps"],
+            "weight_decay": group["weight_decay"], "bias_correction": bool(group["bias_correction"]),
+            "max_coeff": group["max_coeff"], "min_coeff": group["min_coeff"], "eps_inside_sqrt": self.eps_inside_sqrt,
         }
 
     def step(self, closure: Any = None) -> Any:

@@ -58,6 +58,27 @@ _NOT_BUILT = {
 }
 
 
+#: Methods that return values of the configuration: what begins their names and paths, the rest of both, and defaults.
+_SETTINGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("", "", {
+        "log_level": None, "memory_breakdown": False, "dump_state": False, "dataloader_drop_last": False,
+        "gradient_predivide_factor": 1.0, "zero_allow_untested_optimizer": False, "zero_force_ds_cpu_optimizer": True,
+        "managed_gradient_accumulation": True,
+    }),
+    ("flops_profiler_", "flops_profiler.", {
+        "enabled": False, "profile_step": 1, "module_depth": -1, "top_modules": 1, "detailed": True,
+        "output_file": None, "recompute_fwd_factor": 0.0,
+    }),
+    ("zero_", "zero_optimization.", {
+        "overlap_comm": None, "reduce_scatter": True, "contiguous_gradients": True, "reduce_bucket_size": None,
+        "allgather_bucket_size": None, "allgather_partitions": True, "sub_group_size": None,
+        "ignore_unused_parameters": True, "load_from_fp32_weights": True, "elastic_checkpoint": False,
+        "legacy_stage1": False, "round_robin_gradients": False, "compute_grad_norm": True,
+        "parameter_alignment": False, "log_trace_cache_warnings": False,
+    }),
+)
+
+
 def _setting(path: str, default: Any = None) -> Callable[[Engine], Any]:
     """A method that returns a value of the configuration."""
 
@@ -153,12 +174,7 @@ class DeepSpeedEngine(Engine):
 
     # ---- settings ----
 
-    log_level = _setting("log_level")
-    memory_breakdown = _setting("memory_breakdown", False)
-    dump_state = _setting("dump_state", False)
-    dataloader_drop_last = _setting("dataloader_drop_last", False)
     communication_data_type = property(_setting("communication_data_type"))
-    gradient_predivide_factor = _setting("gradient_predivide_factor", 1.0)
     aio_config = _setting("aio")
     load_universal_checkpoint = _setting("checkpoint.load_universal", False)
     use_node_local_storage = _setting("checkpoint.use_node_local_storage", False)
@@ -166,47 +182,22 @@ class DeepSpeedEngine(Engine):
     optimizer_legacy_fusion = _setting("optimizer.legacy_fusion", False)
     scheduler_name = _setting("scheduler.type")
     scheduler_params = _setting("scheduler.params")
-    zero_allow_untested_optimizer = _setting("zero_allow_untested_optimizer", False)
-    zero_force_ds_cpu_optimizer = _setting("zero_force_ds_cpu_optimizer", True)
     fp16_auto_cast = _setting("fp16.auto_cast", False)
     fp16_master_weights_and_gradients = _setting("fp16.fp16_master_weights_and_grads", False)
     bf16_master_weights_and_gradients = _setting("bf16.bf16_master_weights_and_grads", False)
     bf16_optimizer_states = _setting("bf16.bf16_optimizer_states", False)
-    managed_gradient_accumulation = _setting("managed_gradient_accumulation", True)
-    flops_profiler_enabled = _setting("flops_profiler.enabled", False)
-    flops_profiler_profile_step = _setting("flops_profiler.profile_step", 1)
-    flops_profiler_module_depth = _setting("flops_profiler.module_depth", -1)
-    flops_profiler_top_modules = _setting("flops_profiler.top_modules", 1)
-    flops_profiler_detailed = _setting("flops_profiler.detailed", True)
-    flops_profiler_output_file = _setting("flops_profiler.output_file")
-    flops_profiler_recompute_fwd_factor = _setting("flops_profiler.recompute_fwd_factor", 0.0)
-    zero_overlap_comm = _setting("zero_optimization.overlap_comm")
-    zero_reduce_scatter = _setting("zero_optimization.reduce_scatter", True)
-    zero_contiguous_gradients = _setting("zero_optimization.contiguous_gradients", True)
-    zero_reduce_bucket_size = _setting("zero_optimization.reduce_bucket_size")
-    zero_allgather_bucket_size = _setting("zero_optimization.allgather_bucket_size")
-    zero_allgather_partitions = _setting("zero_optimization.allgather_partitions", True)
-    zero_sub_group_size = _setting("zero_optimization.sub_group_size")
     zero_max_live_parameters = _setting("zero_optimization.stage3_max_live_parameters")
     zero_max_reuse_distance = _setting("zero_optimization.stage3_max_reuse_distance")
     zero_prefetch_bucket_size = _setting("zero_optimization.stage3_prefetch_bucket_size")
     zero_param_persistence_threshold = _setting("zero_optimization.stage3_param_persistence_threshold")
     zero_model_persistence_threshold = _setting("zero_optimization.stage3_model_persistence_threshold")
     zero_module_granularity_threshold = _setting("zero_optimization.stage3_module_granularity_threshold", 0)
-    zero_ignore_unused_parameters = _setting("zero_optimization.ignore_unused_parameters", True)
-    zero_load_from_fp32_weights = _setting("zero_optimization.load_from_fp32_weights", True)
-    zero_elastic_checkpoint = _setting("zero_optimization.elastic_checkpoint", False)
-    zero_legacy_stage1 = _setting("zero_optimization.legacy_stage1", False)
-    zero_round_robin_gradients = _setting("zero_optimization.round_robin_gradients", False)
     zero_hpz_partition_size = _setting("zero_optimization.zero_hpz_partition_size", 1)
     zero_quantized_weights = _setting("zero_optimization.zero_quantized_weights", False)
     zero_quantized_gradients = _setting("zero_optimization.zero_quantized_gradients", False)
     zero_quantized_nontrainable_weights = _setting("zero_optimization.zero_quantized_nontrainable_weights", False)
     zero_partial_offload = _setting("zero_optimization.offload_optimizer.ratio", 1.0)
-    zero_compute_grad_norm = _setting("zero_optimization.compute_grad_norm", True)
-    zero_parameter_alignment = _setting("zero_optimization.parameter_alignment", False)
     zero_allgather_sequential = _setting("zero_optimization.stage3_allgather_sequential", False)
-    zero_log_trace_cache_warnings = _setting("zero_optimization.log_trace_cache_warnings", False)
     zero_multi_rank_bucket_allreduce = _setting("zero_optimization.use_multi_rank_bucket_allreduce", True)
     super_offload = _setting("zero_optimization.offload_optimizer.super_offload", False)
     cpuadam_cores_perc = _setting("zero_optimization.offload_optimizer.cpuadam_cores_perc", 0.8)
@@ -443,6 +434,11 @@ class DeepSpeedEngine(Engine):
         offloads = (OffloadStateTypeEnum.optim_states, OffloadStateTypeEnum.hp_params)
         on_host = kind in offloads and (self.zero_cpu_offload() or self.zero_nvme_offload_optimizer())
         return torch.device("cpu" if on_host else self._core.device)
+
+
+for _begins, _section, _values in _SETTINGS:
+    for _key, _default in _values.items():
+        setattr(DeepSpeedEngine, _begins + _key, _setting(_section + _key, _default))
 
 
 def initialize(

@@ -17,31 +17,13 @@ from zerotorch.core.checkpoints.torch_files import load_torch_file
 from zerotorch.errors import CheckpointError
 
 # What DeepSpeed itself puts beside the client state.
-OWN_KEYS = frozenset(
-    (
-        "module",
-        "buffer_names",
-        "optimizer",
-        "param_shapes",
-        "frozen_param_shapes",
-        "shared_params",
-        "frozen_param_fragments",
-        "lr_scheduler",
-        "data_sampler",
-        "random_ltd",
-        "sparse_tensor_module_names",
-        "skipped_steps",
-        "global_steps",
-        "global_samples",
-        "dp_world_size",
-        "mp_world_size",
-        "ds_config",
-        "ds_version",
-        "num_experts",
-        "checkpoint_parallel_dimensions",
-        "universal_checkpoint_info",
-        "ds_autoep_layers",
-    )
+_OWN_KEYS = frozenset(
+    """
+    module buffer_names optimizer param_shapes frozen_param_shapes shared_params frozen_param_fragments lr_scheduler
+    data_sampler random_ltd sparse_tensor_module_names skipped_steps global_steps global_samples dp_world_size
+    mp_world_size ds_config ds_version num_experts checkpoint_parallel_dimensions universal_checkpoint_info
+    ds_autoep_layers
+    """.split()
 )
 _SCALER_KEYS = frozenset(
     ("dynamic_loss_scale", "cur_scale", "cur_iter", "last_overflow_iter", "scale_factor", "scale_window")
@@ -101,11 +83,6 @@ class DeepSpeedCheckpoint:
         """{name: {kind: tensor}} of trainable parameters: "exp_avg" and "exp_avg_sq" of Adam, fp32. Parameters that
         were never updated have none. Throws CheckpointError when stage 0 does not say whose they are."""
         return {name: LazyTensors(kinds) for name, kinds in self._states.tensors.items()}
-
-    @property
-    def optimizer_values(self) -> dict[str, dict[str, float]]:
-        """{name: {kind: number}}: states that are one number each, but for the step. Throws as optimizer_states."""
-        return {name: dict(values) for name, values in self._states.values.items() if values}
 
     @property
     def steps(self) -> dict[str, int]:
@@ -303,7 +280,7 @@ def _assemble(
         global_samples=int(first.get("global_samples", 0)),
         lr_scheduler=first.get("lr_scheduler"),
         loss_scaler=loss_scaler,
-        client_state={key: value for key, value in first.items() if key not in OWN_KEYS},
+        client_state={key: value for key, value in first.items() if key not in _OWN_KEYS},
         ds_config=first.get("ds_config") or {},
         ds_version=str(first.get("ds_version", "")),
         _make_states=make_states,

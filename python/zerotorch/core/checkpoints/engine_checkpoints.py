@@ -17,6 +17,7 @@ import torch
 
 from zerotorch.core.checkpoints import load_deepspeed
 from zerotorch.core.checkpoints.load_deepspeed import LoadOptions
+from zerotorch.core.checkpoints.model_files import replacing
 from zerotorch.core.distributed import first_problem, text_of_first_rank
 from zerotorch.core.log import log_dist, logger
 from zerotorch.core.trained import Trained
@@ -97,10 +98,8 @@ def _write_script(path: Path) -> None:
     """What DeepSpeed's users find in a folder of checkpoints. A folder without it is as good. Local."""
     if path.exists():
         return
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    with contextlib.suppress(OSError):
-        fresh.write_text(_SCRIPT)
-        fresh.rename(path)
+    with contextlib.suppress(OSError), replacing(str(path)) as writing:
+        Path(writing).write_text(_SCRIPT)
 
 
 def load(
@@ -184,18 +183,13 @@ def _to_the_end(engine: Trained) -> Iterator[None]:
 def write_weights(state: dict[str, torch.Tensor], folder: str, name: str) -> None:
     """One file, complete or not at all. Local."""
     Path(folder).mkdir(parents=True, exist_ok=True)
-    path = Path(folder) / name
-    unfinished = path.with_name(f".{name}.{os.getpid()}.unfinished")
-    try:
-        if path.suffix == ".safetensors":
+    with replacing(os.path.join(folder, name)) as writing:
+        if name.endswith(".safetensors"):
             from safetensors.torch import save_file
 
-            save_file({key: value.clone() for key, value in state.items()}, unfinished, metadata={"format": "pt"})
+            save_file({key: value.clone() for key, value in state.items()}, writing, metadata={"format": "pt"})
         else:
-            torch.save(state, unfinished)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+            torch.save(state, writing)
 
 
 @dataclass

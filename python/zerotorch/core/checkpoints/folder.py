@@ -51,10 +51,6 @@ class StoredTensor:
     def numel(self) -> int:
         return math.prod(self.shape)
 
-    @property
-    def row_major(self) -> bool:
-        return not self.boxes and self.dim_order == tuple(range(len(self.shape)))
-
 
 def is_own_folder(path: str, tag: str | None = None) -> bool:
     """Whether `tag` of the folder `path` (or what `latest` names, or `path` itself) is a checkpoint of this format."""
@@ -98,20 +94,6 @@ class Checkpoint:
         for tensor in tensors:
             self._check_pieces(tensor)
 
-    @property
-    def names(self) -> list[str]:
-        """Of parameters and buffers, without aliases, in the manifest's order."""
-        return list(dict.fromkeys(name for name, kind in self.tensors if kind != "random_state"))
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """{name: shape} of parameters and buffers."""
-        return {tensor.name: tensor.shape for tensor in self.tensors.values() if tensor.kind in ("weight", "buffer")}
-
-    def kinds(self, name: str) -> list[str]:
-        """What there is of a name: "weight" and optimizer states, or "buffer"."""
-        return [kind for own, kind in self.tensors if own == name]
-
     def stored(self, name: str, kind: str = "weight") -> StoredTensor:
         """Throws CheckpointError when there is none; `name` may be an alias."""
         found = self.tensors.get((name, kind)) or self.tensors.get((self.aliases.get(name, name), kind))
@@ -124,28 +106,16 @@ class Checkpoint:
         buffer has a last dimension of 2. Memory: the tensor, twice where its elements lie in another order than row by
         row. Throws CheckpointError."""
         stored = self.stored(name, kind)
-        whole = _row_major(self._elements(stored, 0, stored.numel), stored)
+        whole = _row_major(self._elements(stored), stored)
         return whole if dtype is None else whole.to(dtype)
 
-    def elements(self, name: str, kind: str, begin: int, end: int) -> Tensor:
-        """Elements `begin` to `end` of the tensor row by row, as stored, of shape [end - begin]. Memory: these, or the
-        tensor where its elements lie in another order. Throws CheckpointError."""
-        stored = self.stored(name, kind)
-        if stored.row_major:
-            return self._elements(stored, begin, end)
-        return self.tensor(name, kind).view(-1)[begin:end].clone()
-
-    def _elements(self, stored: StoredTensor, begin: int, end: int) -> Tensor:
+    def _elements(self, stored: StoredTensor) -> Tensor:
         """In the file's order."""
         size = stored.dtype.itemsize
-        raw = bytearray((end - begin) * size)
+        raw = bytearray(stored.numel * size)
         view = memoryview(raw)
         for file, offset, first, numel in stored.pieces:
-            low, high = max(begin, first), min(end, first + numel)
-            if low < high:
-                self._read(
-                    self._files[file], offset + (low - first) * size, view[(low - begin) * size : (high - begin) * size]
-                )
+            self._read(self._files[file], offset, view[first * size : (first + numel) * size])
         return torch.frombuffer(raw, dtype=stored.dtype) if raw else torch.empty(0, dtype=stored.dtype)
 
     def lazy(self, name: str, kind: str = "weight", dtype: torch.dtype | None = None) -> LazyTensor:

@@ -61,7 +61,7 @@ def write_model(tensors: Mapping[str, LazyTensor], folder: str, max_nbytes: int 
         else [f"{stem}-{index:05}-of-{len(parts):05}{suffix}" for index in range(1, len(parts) + 1)]
     )
     for file, part in zip(files, parts):
-        with _replacing(os.path.join(folder, file)) as writing, open(writing, "wb") as out:
+        with replacing(os.path.join(folder, file)) as writing, open(writing, "wb") as out:
             if safetensors:
                 _write_safetensors(part, out)
             else:  # given a path, torch.save() would write its name into the file
@@ -71,13 +71,13 @@ def write_model(tensors: Mapping[str, LazyTensor], folder: str, max_nbytes: int 
             "metadata": {"total_size": sum(sizes)},
             "weight_map": {name: file for file, part in zip(files, parts) for name in part},
         }
-        with _replacing(os.path.join(folder, f"{stem}{suffix}.index.json")) as writing:
+        with replacing(os.path.join(folder, f"{stem}{suffix}.index.json")) as writing:
             Path(writing).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return files
 
 
 @contextlib.contextmanager
-def _replacing(path: str) -> Iterator[str]:
+def replacing(path: str) -> Iterator[str]:
     """A path to write to, which takes the place of `path` at the end of the scope. It is this process's alone: several
     ranks may write the same model, and each then replaces a complete file by an equal one."""
     writing = f"{path}.{socket.gethostname()}-{os.getpid()}.writing"

@@ -42,7 +42,6 @@ _STAND_INS: dict[str, type] = {
     "deepspeed.runtime.zero.config.ZeroStageEnum": ZeroStage,
     "deepspeed.utils.tensor_fragment.fragment_address": FragmentAddress,
 }
-_WRITTEN_AS = {stand_in: name for name, stand_in in _STAND_INS.items()}
 
 
 class _Unpickler(pickle.Unpickler):
@@ -57,29 +56,7 @@ def _load_trusted(file: Any, **options: Any) -> Any:
     return _Unpickler(file, **options).load()
 
 
-_PythonPickler: Any = vars(pickle)["_Pickler"]  # the one in C has no method for classes
-
-
-class _Pickler(_PythonPickler):  # type: ignore[misc]
-    """Python's own, but that the stand-ins are written as DeepSpeed's classes, which need not be there."""
-
-    def save_global(self, obj: Any, name: str | None = None) -> None:
-        written = _WRITTEN_AS.get(obj) if isinstance(obj, type) else None
-        if written is None:
-            super().save_global(obj, name)
-            return
-        module_name, _, class_name = written.rpartition(".")
-        self.write(pickle.GLOBAL + f"{module_name}\n{class_name}\n".encode())
-        self.memoize(obj)
-
-
 _TRUSTED = types.SimpleNamespace(__name__="trusted", Unpickler=_Unpickler, load=_load_trusted)
-_RENAMING = types.SimpleNamespace(__name__="renaming", Pickler=_Pickler)
-
-
-def save_torch_file(value: Any, path: str) -> None:
-    """torch.save, with the stand-ins as DeepSpeed's classes. Throws OSError and RuntimeError of torch.save."""
-    torch.save(value, path, pickle_module=_RENAMING)
 
 
 def load_torch_file(path: str, trust: bool = False) -> Any:
