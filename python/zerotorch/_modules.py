@@ -21,8 +21,9 @@ from typing import Any, NoReturn
 
 from _zerotorch_as_deepspeed import Alias
 
-from ._tables import TABLE
 from zerotorch.errors import NotBuiltError
+
+from ._tables import TABLE
 
 _ON_PATH = "table of zerotorch: "  # what an entry of `__path__` begins with, before the package's name
 _NOTHING = "Nothing in this package is built"

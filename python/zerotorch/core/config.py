@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import torch
 
 from zerotorch import _C
-from zerotorch.core.ranks import world_size
 from zerotorch.core.precision import autocast_dtype
+from zerotorch.core.ranks import world_size
 from zerotorch.errors import ConfigError
 
 #: Sections in which "auto" is a value.

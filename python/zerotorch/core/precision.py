@@ -10,8 +10,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from zerotorch import _C
 from zerotorch.core.distributed import world_group
-from zerotorch.errors import ConfigError
 from zerotorch.core.log import logger
+from zerotorch.errors import ConfigError
 
 _DTYPES = {
     **dict.fromkeys(("fp32", "float32", "float", "torch.float32"), torch.float32),

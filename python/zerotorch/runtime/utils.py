@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from zerotorch.core.ranks import rank
+from zerotorch.errors import UsageError
+
 from .._modules import attach
 from ..accelerator import get_accelerator
 from ..comm import ReduceOp, all_reduce
-from zerotorch.errors import UsageError
 
 GB = 2**30
 

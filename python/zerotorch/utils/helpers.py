@@ -15,8 +15,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from zerotorch.core.ranks import world_size
 from zerotorch.core.log import logger
+from zerotorch.core.ranks import world_size
 from zerotorch.errors import UsageError
 
 from ..accelerator import get_accelerator

@@ -9,10 +9,10 @@ import torch
 
 from zerotorch import _C
 from zerotorch.core.distributed import first_problem, world_group
-from zerotorch.errors import UsageError
 from zerotorch.core.log import logger
 from zerotorch.core.parameters import partition, raw_access
 from zerotorch.core.parameters.owner import engine_of
+from zerotorch.errors import UsageError
 
 #: The rank that modifies a parameter in the scope that has it now; None: nobody.
 _open: dict[int, int | None] = {}

@@ -10,8 +10,8 @@ from torch.nn.modules import module as torch_module
 
 from zerotorch.core.config import read
 from zerotorch.core.distributed import init_distributed
-from zerotorch.errors import UsageError
 from zerotorch.core.parameters import partition
+from zerotorch.errors import UsageError
 
 _PENDING_NBYTES = 64 * 2**20  # so much is built before it moves to shared memory
 

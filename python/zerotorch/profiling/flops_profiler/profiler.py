@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from ...accelerator import get_accelerator
 from zerotorch.errors import UsageError
+
+from ...accelerator import get_accelerator
 from .formulas import FUNCTIONS, RECURRENT, recurrent
 
 

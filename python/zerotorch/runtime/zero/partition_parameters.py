@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from zerotorch.core.ranks import rank
 from zerotorch.core.parameters.gathered import GatheredParameters
 from zerotorch.core.parameters.marks import ZeroParamStatus
+from zerotorch.core.ranks import rank
 
 from ..._modules import attach
 from ...accelerator import get_accelerator
