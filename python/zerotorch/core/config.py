@@ -81,13 +81,6 @@ class Config:
         """What save_checkpoint() does where ranks give different tags: "ignore", "warn" or "fail"."""
         return str((self.raw.get("checkpoint") or {}).get("tag_validation", "Warn")).lower()
 
-    @property
-    def gathers_weights_on_save(self) -> bool:
-        """Of stage 3, for programs that ask before they save: the engine's own calls gather in any case."""
-        section = self.raw.get("zero_optimization") or {}
-        names = ("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
-        return any(section.get(name) is True for name in names)
-
     def without(self, *sections: str) -> str:
         """The text, as the engine gets it, without some sections."""
         raw = self.raw if self.manages_accumulation else self._with_one_micro_batch()

@@ -29,7 +29,6 @@ from zerotorch.core.unmanaged_accumulation import UnmanagedAccumulation
 from zerotorch.errors import ConfigError, ModelError, UsageError
 
 _STAGES_OF_SHARDED_GRADIENTS = 2
-_STAGE_OF_SHARDED_PARAMETERS = 3
 
 _cores: weakref.WeakSet[_C.Engine] = weakref.WeakSet()
 
@@ -235,10 +234,10 @@ class Engine(Trained, torch.nn.Module):
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Micro-batches inside do not end a window. Stages 0 and 1 only, as in DeepSpeed."""
-        if self.zero_optimization_stage() >= _STAGES_OF_SHARDED_GRADIENTS:
+        if self._config.stage >= _STAGES_OF_SHARDED_GRADIENTS:
             raise UsageError(
                 "no_sync context manager is incompatible with gradient partitioning logic of ZeRO stage "
-                f"{self.zero_optimization_stage()}"
+                f"{self._config.stage}"
             )
         if self._in_no_sync:
             raise UsageError("no_sync context manager reentry is unsupported")
@@ -343,12 +342,6 @@ class Engine(Trained, torch.nn.Module):
         else:
             self._unmanaged.steps = steps
 
-    def get_batch_info(self) -> tuple[int, int, int]:
-        return self.train_batch_size(), self.train_micro_batch_size_per_gpu(), self.gradient_accumulation_steps()
-
-    def gradient_clipping(self) -> float:
-        return float(self._config.resolved["gradient_clipping"])
-
     def get_lr(self) -> list[float]:
         """Learning rates by parameter group, for the next update."""
         return [] if self.optimizer is None else [group["lr"] for group in self.optimizer.param_groups]
@@ -357,10 +350,6 @@ class Engine(Trained, torch.nn.Module):
         """Of all parameter groups, from the next update on; a scheduler goes on from its own. Local."""
         for group in [] if self.optimizer is None else self.optimizer.param_groups:
             group["lr"] = lr
-
-    def get_mom(self) -> list[Any]:
-        groups = [] if self.optimizer is None else self.optimizer.param_groups
-        return [group["momentum"] if "momentum" in group else group.get("betas") for group in groups]
 
     def get_global_grad_norm(self) -> float | None:
         """2-norm of the averaged gradient of the last update, before clipping; None before the first, and infinite, as
@@ -371,40 +360,6 @@ class Engine(Trained, torch.nn.Module):
 
     def loss_scale(self) -> float:
         return self._core.loss_scale
-
-    @property
-    def cur_scale(self) -> float:
-        return self._core.loss_scale
-
-    def dynamic_loss_scale(self) -> bool:
-        return self.fp16_enabled() and not self._config.resolved["fp16"]["loss_scale"]
-
-    def steps_per_print(self) -> Any:
-        return self._config.resolved["steps_per_print"]
-
-    def wall_clock_breakdown(self) -> bool:
-        return bool(self._config.resolved["wall_clock_breakdown"])
-
-    def zero_optimization_stage(self) -> int:
-        return self._config.stage
-
-    def zero_optimization(self) -> bool:
-        return self._config.stage > 0
-
-    def zero_optimization_partition_gradients(self) -> bool:
-        return self._config.stage >= _STAGES_OF_SHARDED_GRADIENTS
-
-    def zero_optimization_partition_weights(self) -> bool:
-        return self._config.stage >= _STAGE_OF_SHARDED_PARAMETERS
-
-    def zero_gather_16bit_weights_on_model_save(self) -> bool:
-        return self._config.gathers_weights_on_save
-
-    def fp16_enabled(self) -> bool:
-        return bool(self._config.resolved["fp16"]["enabled"])
-
-    def bfloat16_enabled(self) -> bool:
-        return bool(self._config.resolved["bf16"]["enabled"])
 
     def memory_summary(self) -> str:
         """All ranks' memory by kind, before initialize() and now. *Collective.*"""
@@ -439,10 +394,6 @@ class Engine(Trained, torch.nn.Module):
         for parameter in self._names:
             return parameter.dtype
         return torch.get_default_dtype()
-
-    def empty_partition_cache(self) -> None:
-        """Gives memory that waits for its next use back to the system. Local."""
-        _C.empty_cache()
 
     def compile(
         self, backend: str = "inductor", compile_kwargs: dict[str, Any] | None = None, schedule: Any = None

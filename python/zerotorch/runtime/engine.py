@@ -40,6 +40,7 @@ from .sections import (
 
 __all__ = ["DeepSpeedEngine", "dist", "groups", "initialize"]
 
+_STAGE_OF_SHARDED_GRADIENTS = 2
 _STAGE_OF_SHARDED_PARAMETERS = 3
 
 _PIPELINES = "pipelines are not built; loop over forward, backward and step"
@@ -63,7 +64,7 @@ _SETTINGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("", "", {
         "log_level": None, "memory_breakdown": False, "dump_state": False, "dataloader_drop_last": False,
         "gradient_predivide_factor": 1.0, "zero_allow_untested_optimizer": False, "zero_force_ds_cpu_optimizer": True,
-        "managed_gradient_accumulation": True,
+        "managed_gradient_accumulation": True, "steps_per_print": None, "wall_clock_breakdown": False,
     }),
     ("flops_profiler_", "flops_profiler.", {
         "enabled": False, "profile_step": 1, "module_depth": -1, "top_modules": 1, "detailed": True,
@@ -176,6 +177,10 @@ class DeepSpeedEngine(Engine):
 
     communication_data_type = property(_setting("communication_data_type"))
     aio_config = _setting("aio")
+    gradient_clipping = _setting("gradient_clipping", 0.0)
+    fp16_enabled = _setting("fp16.enabled", False)
+    bfloat16_enabled = _setting("bf16.enabled", False)
+    zero_optimization_stage = _setting("zero_optimization.stage", 0)
     load_universal_checkpoint = _setting("checkpoint.load_universal", False)
     use_node_local_storage = _setting("checkpoint.use_node_local_storage", False)
     optimizer_params = _setting("optimizer.params")
@@ -225,6 +230,24 @@ class DeepSpeedEngine(Engine):
             return None
         return kind(**{key: value for key, value in section.items() if key in known and value is not None})
 
+    def zero_optimization(self) -> bool:
+        return self._config.stage > 0
+
+    def zero_optimization_partition_gradients(self) -> bool:
+        return self._config.stage >= _STAGE_OF_SHARDED_GRADIENTS
+
+    def zero_optimization_partition_weights(self) -> bool:
+        return self._config.stage >= _STAGE_OF_SHARDED_PARAMETERS
+
+    def zero_gather_16bit_weights_on_model_save(self) -> bool:
+        """Of stage 3, for programs that ask before they save: the engine's own calls gather in any case."""
+        section = self._config.raw.get("zero_optimization") or {}
+        names = ("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
+        return any(section.get(name) is True for name in names)
+
+    def dynamic_loss_scale(self) -> bool:
+        return bool(self.fp16_enabled() and not self._config.resolved["fp16"]["loss_scale"])
+
     def zero_cpu_offload(self) -> bool:
         section = self.zero_offload_optimizer()
         return section is not None and section.device == OffloadDeviceEnum.cpu
@@ -267,7 +290,7 @@ class DeepSpeedEngine(Engine):
         return self._config.param_dtype, names.get(wanted, torch.float32)
 
     def is_first_weights_partition_group(self) -> bool:
-        return self.zero_optimization_stage() == _STAGE_OF_SHARDED_PARAMETERS
+        return bool(self.zero_optimization_stage() == _STAGE_OF_SHARDED_PARAMETERS)
 
     # ---- ranks: all are data-parallel ----
 
@@ -392,6 +415,21 @@ class DeepSpeedEngine(Engine):
             yield
         finally:
             self._in_no_sync = False
+
+    def get_mom(self) -> list[Any]:
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        return [group["momentum"] if "momentum" in group else group.get("betas") for group in groups]
+
+    @property
+    def cur_scale(self) -> float:
+        return self._core.loss_scale
+
+    def get_batch_info(self) -> tuple[int, int, int]:
+        return self.train_batch_size(), self.train_micro_batch_size_per_gpu(), self.gradient_accumulation_steps()
+
+    def empty_partition_cache(self) -> None:
+        """Gives memory that waits for its next use back to the system. Local."""
+        _C.empty_cache()
 
     # ---- where states are ----
 
