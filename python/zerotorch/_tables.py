@@ -82,6 +82,7 @@ runtime.activation_checkpointing <
 runtime.bf16_optimizer < runtime.base_optimizer: BF16_Optimizer
 runtime.checkpoint_engine <
 runtime.checkpoint_engine.torch_checkpoint_engine < utils.helpers: TorchCheckpointEngine
+runtime.config_utils < runtime.sections: DeepSpeedConfigModel get_scalar_param
 runtime.data_pipeline <
 runtime.fp16 <
 runtime.fp16.fused_optimizer < runtime.base_optimizer: FP16_Optimizer
