@@ -165,9 +165,7 @@ def has_all_gather_into_tensor() -> bool:
     return True
 
 
-def has_reduce_scatter_tensor() -> bool:
-    """True. Local."""
-    return True
+has_reduce_scatter_tensor = has_all_reduce_coalesced = has_all_gather_into_tensor
 
 
 def all_to_all_single(
@@ -260,11 +258,6 @@ def all_gather_coalesced(
     """all_gather_into_tensor() of each of `input_tensors` into the one of `output_tensors`."""
     pairs = zip(output_tensors, input_tensors, strict=True)
     return _together([all_gather_into_tensor(out, tensor, group, async_op) for out, tensor in pairs], async_op)
-
-
-def has_all_reduce_coalesced() -> bool:
-    """Local."""
-    return True
 
 
 def inference_all_reduce(tensor: Tensor, op: Any = ReduceOp.SUM, group: Group = None) -> Any:

@@ -44,9 +44,26 @@ class EngineOptimizer(torch.optim.Optimizer, abc.ABC):
                     self._update(group, param, param.grad, self.state[param])
         return loss
 
+    def _state_dtype(self, param: torch.Tensor) -> torch.dtype:
+        return param.dtype
+
     def _refuse_sparse(self, grad: torch.Tensor) -> None:
         if grad.is_sparse:
             raise UsageError(f"{type(self).__name__} takes no sparse gradients")
+
+
+class _Fp32States(EngineOptimizer):
+    """Optimizers whose states are fp32 unless they are told otherwise."""
+
+    fp32_optimizer_states: bool
+
+    def zerotorch_params(self, group: Group) -> dict[str, Any]:
+        # The engine has a way of its own to keep states in 16 bits, and says so.
+        params = super().zerotorch_params(group)  # type: ignore[safe-super]
+        return params if self.fp32_optimizer_states else {**params, "fp32_optimizer_states": False}
+
+    def _state_dtype(self, param: torch.Tensor) -> torch.dtype:
+        return torch.promote_types(param.dtype, torch.float32) if self.fp32_optimizer_states else param.dtype
 
 
 class ZeroGrad(torch.optim.Optimizer):
@@ -79,9 +96,6 @@ class _Adam(EngineOptimizer):
             "weight_decay": group["weight_decay"], "bias_correction": bool(group["bias_correction"]),
             "adam_w_mode": bool(self.adam_w_mode),
         }
-
-    def _state_dtype(self, param: torch.Tensor) -> torch.dtype:
-        return param.dtype
 
     def _update(self, group: Group, param: torch.Tensor, grad: torch.Tensor, state: State) -> None:
         self._refuse_sparse(grad)
@@ -142,7 +156,7 @@ class FusedAdam(ZeroGrad, _Adam):
         self.set_grad_none = set_grad_none
 
 
-class DeepSpeedCPUAdam(_Adam):
+class DeepSpeedCPUAdam(_Fp32States, _Adam):
     """AdamW, or with `adamw_mode=False` Adam with L2 decay. States are fp32 unless `fp32_optimizer_states` is false.
 
     Raises UsageError for `amsgrad` in a group, as DeepSpeed does; torch.optim.AdamW has it.
@@ -173,16 +187,8 @@ class DeepSpeedCPUAdam(_Adam):
             raise UsageError("DeepSpeedCPUAdam has no amsgrad; torch.optim.AdamW has")
         super().add_param_group(param_group)
 
-    def zerotorch_params(self, group: Group) -> dict[str, Any]:
-        # Of the configuration, which has the engine's own way to keep states in 16 bits and says so.
-        states = {} if self.fp32_optimizer_states else {"fp32_optimizer_states": False}
-        return {**super().zerotorch_params(group), **states}
 
-    def _state_dtype(self, param: torch.Tensor) -> torch.dtype:
-        return torch.promote_types(param.dtype, torch.float32) if self.fp32_optimizer_states else param.dtype
-
-
-class DeepSpeedCPUAdagrad(EngineOptimizer):
+class DeepSpeedCPUAdagrad(_Fp32States):
     """Adagrad with L2 decay. Sums are fp32 unless `fp32_optimizer_states` is false; gradients may be sparse.
 
     Raises UsageError for `amsgrad`, which Adagrad does not have.
@@ -210,9 +216,7 @@ class DeepSpeedCPUAdagrad(EngineOptimizer):
 
     def _update(self, group: Group, param: torch.Tensor, grad: torch.Tensor, state: State) -> None:
         if not state:
-            wide = torch.promote_types(param.dtype, torch.float32)
-            dtype = wide if self.fp32_optimizer_states else param.dtype
-            state.update(step=0, exp_avg_sq=torch.zeros_like(param, dtype=dtype))
+            state.update(step=0, exp_avg_sq=torch.zeros_like(param, dtype=self._state_dtype(param)))
         state["step"] += 1
         if grad.is_sparse:
             grad = grad.coalesce()
@@ -239,9 +243,6 @@ class _Lion(EngineOptimizer):
 
     def zerotorch_params(self, group: Group) -> dict[str, Any]:
         return {"lr": float(group["lr"]), "betas": list(group["betas"]), "weight_decay": group["weight_decay"]}
-
-    def _state_dtype(self, param: torch.Tensor) -> torch.dtype:
-        return param.dtype
 
     def _update(self, group: Group, param: torch.Tensor, grad: torch.Tensor, state: State) -> None:
         self._refuse_sparse(grad)
@@ -271,7 +272,7 @@ class FusedLion(ZeroGrad, _Lion):
         self.set_grad_none = set_grad_none
 
 
-class DeepSpeedCPULion(_Lion):
+class DeepSpeedCPULion(_Fp32States, _Lion):
     """Lion with decoupled decay. The state is fp32 unless `fp32_optimizer_states` is false."""
 
     def __init__(
@@ -284,13 +285,6 @@ class DeepSpeedCPULion(_Lion):
     ) -> None:
         super().__init__(model_params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
         self.fp32_optimizer_states = fp32_optimizer_states
-
-    def zerotorch_params(self, group: Group) -> dict[str, Any]:
-        params = super().zerotorch_params(group)
-        return params if self.fp32_optimizer_states else {**params, "fp32_optimizer_states": False}
-
-    def _state_dtype(self, param: torch.Tensor) -> torch.dtype:
-        return torch.promote_types(param.dtype, torch.float32) if self.fp32_optimizer_states else param.dtype
 
 
 class FusedLamb(EngineOptimizer):
