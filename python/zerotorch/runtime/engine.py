@@ -91,19 +91,7 @@ def _setting(path: str, default: Any = None) -> Callable[[Engine], Any]:
 
 
 class DeepSpeedEngine(Engine):
-    """What ``zerotorch.initialize`` returns. Call it as the module; names it does not have are the module's.
-
-    All ranks make the same calls in the same order, but where a method is said to be local. One thread at a time uses
-    an engine. Methods raise UsageError (an AssertionError and a RuntimeError) for calls that cannot be kept right.
-
-    Attributes:
-        module: the module that was given.
-        config: the dictionary that was given.
-        optimizer: a torch.optim.Optimizer whose param_groups are read at every update; None for evaluation.
-        lr_scheduler: stepped after every update; None: rates stay as param_groups say.
-        training_dataloader: of training_data; None where there is none.
-        client_state: what the last checkpoint that was loaded had of the program's.
-    """
+    """What ``zerotorch.initialize`` returns: an `Engine`, which says how it is used, with DeepSpeed's other members."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
