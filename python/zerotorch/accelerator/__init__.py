@@ -275,8 +275,8 @@ class CPUAccelerator(Accelerator):
 def _of_cuda(name: str) -> Callable[..., Any]:
     """torch's function of this name as a method."""
 
-    def call(self: CUDAAccelerator, device_index: int | None = None) -> Any:
-        return getattr(torch.cuda, name)(device_index)
+    def call(self: CUDAAccelerator, *args: Any, device_index: Any = None) -> Any:
+        return getattr(torch.cuda, name)(*args, *(() if device_index is None else (device_index,)))
 
     return call
 
@@ -304,15 +304,9 @@ class CUDAAccelerator(Accelerator):
     def device(self, device_index: int | None = None) -> contextlib.AbstractContextManager[None]:
         return torch.cuda.device(self.current_device() if device_index is None else device_index)
 
-    def set_device(self, device_index: int) -> None:
-        torch.cuda.set_device(device_index)
-
-    def current_device(self) -> int:
-        return torch.cuda.current_device()
-
-    def device_count(self) -> int:
-        return torch.cuda.device_count()
-
+    set_device = _of_cuda("set_device")
+    current_device = _of_cuda("current_device")
+    device_count = _of_cuda("device_count")
     synchronize = _of_cuda("synchronize")
 
     def communication_backend_name(self) -> str:
@@ -334,14 +328,9 @@ class CUDAAccelerator(Accelerator):
     def set_rng_state(self, new_state: torch.Tensor, device_index: int | None = None) -> None:
         torch.cuda.set_rng_state(new_state, self.device_name(device_index))
 
-    def manual_seed(self, seed: int) -> None:
-        torch.cuda.manual_seed(seed)
-
-    def manual_seed_all(self, seed: int) -> None:
-        torch.cuda.manual_seed_all(seed)
-
-    def initial_seed(self) -> int:
-        return torch.cuda.initial_seed()
+    manual_seed = _of_cuda("manual_seed")
+    manual_seed_all = _of_cuda("manual_seed_all")
+    initial_seed = _of_cuda("initial_seed")
 
     def default_generator(self, device_index: int) -> torch.Generator:
         _untyped.init()
@@ -349,17 +338,13 @@ class CUDAAccelerator(Accelerator):
 
     # Streams
 
-    def stream(self, stream: torch.cuda.Stream | None) -> contextlib.AbstractContextManager[None]:
-        return torch.cuda.stream(stream)
-
+    stream = _of_cuda("stream")
     current_stream = _of_cuda("current_stream")
     default_stream = _of_cuda("default_stream")
 
     # Memory: of torch's allocator.
 
-    def empty_cache(self) -> None:
-        torch.cuda.empty_cache()
-
+    empty_cache = _of_cuda("empty_cache")
     memory_allocated = _of_cuda("memory_allocated")
     max_memory_allocated = _of_cuda("max_memory_allocated")
     memory_reserved = _of_cuda("memory_reserved")
