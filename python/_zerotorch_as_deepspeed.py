@@ -70,13 +70,29 @@ class Facade(types.ModuleType):
         return sorted({*vars(self), *dir(importlib.import_module(ZEROTORCH))})
 
 
-class Loader:
-    """Answers for `deepspeed.x` with the module `zerotorch.x` itself: an assignment into one is seen in both."""
+class Alias:
+    """A loader that answers for a module with another one itself: an assignment into one is seen in both."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+
+    def spec_of(self, name: str) -> importlib.machinery.ModuleSpec | None:
+        """None where there is no such other module."""
+        found = importlib.util.find_spec(self.target)
+        is_package = found is not None and found.submodule_search_locations is not None
+        return self._spec(name, found.origin, is_package) if found is not None else None
+
+    def package_of(self, name: str) -> importlib.machinery.ModuleSpec:
+        """Without a look for the other one."""
+        return self._spec(name, self.target, is_package=True)
+
+    def _spec(self, name: str, origin: str | None, is_package: bool) -> importlib.machinery.ModuleSpec:
+        return importlib.machinery.ModuleSpec(name, self, origin=origin, is_package=is_package)  # type: ignore[arg-type]
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         if spec.name == DEEPSPEED:
             return Facade()
-        module = importlib.import_module(zerotorch_name(spec.name))
+        module = importlib.import_module(self.target)
         spec.loader_state = module.__spec__
         return module
 
@@ -84,11 +100,11 @@ class Loader:
         if isinstance(module, Facade):
             importlib.import_module(ZEROTORCH)
         elif module.__spec__ is not None:
-            module.__spec__ = module.__spec__.loader_state  # importlib has put the spec of deepspeed.x here
+            module.__spec__ = module.__spec__.loader_state  # importlib has put the spec of the alias here
 
     def get_code(self, name: str) -> types.CodeType | None:
-        """For `python -m deepspeed.x`."""
-        spec = importlib.util.find_spec(zerotorch_name(name))
+        """For `python -m`."""
+        spec = importlib.util.find_spec(self.target)
         code: types.CodeType | None = spec.loader.get_code(spec.name) if spec else None  # type: ignore[union-attr]
         return code
 
@@ -117,16 +133,13 @@ class Finder:
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name == DEEPSPEED:
-            return spec_of(name, ZEROTORCH, is_package=True)
         if name in ADAPTED:
             return self.adapted(name, path, target)
-        if not name.startswith(f"{DEEPSPEED}."):
-            return None
-        found = importlib.util.find_spec(zerotorch_name(name))
-        if found is None:
-            return None
-        return spec_of(name, found.origin, is_package=found.submodule_search_locations is not None)
+        if name == DEEPSPEED:
+            return Alias(ZEROTORCH).package_of(name)
+        if name.startswith(f"{DEEPSPEED}."):
+            return Alias(ZEROTORCH + name[len(DEEPSPEED) :]).spec_of(name)
+        return None
 
     def adapted(
         self, name: str, path: "Sequence[str] | None", target: types.ModuleType | None
@@ -163,15 +176,6 @@ def distribution() -> "Distribution":
             return PackagePath(str(path))
 
     return Metadata()
-
-
-def spec_of(name: str, origin: str | None, *, is_package: bool) -> importlib.machinery.ModuleSpec:
-    loader = Loader()
-    return importlib.machinery.ModuleSpec(name, loader, origin=origin, is_package=is_package)  # type: ignore[arg-type]
-
-
-def zerotorch_name(deepspeed_name: str) -> str:
-    return ZEROTORCH + deepspeed_name[len(DEEPSPEED) :]
 
 
 def is_installed() -> bool:

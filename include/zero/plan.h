@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "zero/config.h"
@@ -60,6 +61,9 @@ std::vector<OffloadStates> offload_on_paper(double parameters, double ranks, con
 /// The learning rate of optimizer step `step` (0 is the first) under the configuration's schedule, followed from the
 /// beginning, for parameters without a group of their own. Local.
 double learning_rate_at(const Config& config, std::int64_t step);
+
+/// The betas of that step where the schedule moves them: OneCycle with cycle_momentum. Local.
+std::optional<std::pair<double, double>> betas_at(const Config& config, std::int64_t step);
 
 /// The states that the configuration's optimizer keeps per parameter element, master weights excluded.
 struct OptimizerStates {

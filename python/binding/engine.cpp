@@ -1,4 +1,4 @@
-// zero::Engine for Python: what zerotorch/engine.py stands on. Every call leaves the GIL.
+// zero::Engine for Python: what zerotorch/core/engine.py stands on. Every call leaves the GIL.
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>

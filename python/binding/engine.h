@@ -7,8 +7,8 @@ namespace zerotorch {
 void bind_group(pybind11::module_& module);
 /// Engine and Gathered.
 void bind_engine(pybind11::module_& module);
-/// plan_of_module() and plan_of_numel().
 void bind_cpu_products(pybind11::module_& module);
+/// plan_of_module(), plan_of_numel() and Schedule.
 void bind_plan(pybind11::module_& module);
 
 }  // namespace zerotorch

@@ -11,7 +11,7 @@ environment, which the installed zerotorch.pth looks at.
 
 from _zerotorch_as_deepspeed import install, refusal
 
-from .errors import UsageError
+from zerotorch.errors import UsageError
 
 if _why_not := refusal():
     raise UsageError(_why_not)

@@ -16,7 +16,7 @@ double ratio(std::int64_t part, std::int64_t whole) { return static_cast<double>
 double warmup_part(const Schedule& s, std::int64_t step) {
   if (step >= s.warmup_num_steps || s.warmup_num_steps <= 1) return 1.0;
   if (s.warmup_type == Schedule::WarmupType::kLinear) return ratio(step, s.warmup_num_steps);
-  return std::log(static_cast<double>(step + 1)) / std::log(static_cast<double>(s.warmup_num_steps));
+  return 1.0 / std::log(static_cast<double>(s.warmup_num_steps)) * std::log(static_cast<double>(step + 1));
 }
 
 std::int64_t steps_after_warmup(const Schedule& s) {
@@ -46,14 +46,16 @@ bool is_in_cycle(const Schedule& s, std::int64_t step) { return step - 1 < cycle
 
 /// 0 at the ends of the cycle, 1 at its top.
 double height(const Schedule& s, std::int64_t step) {
-  const std::int64_t place = step % cycle_steps(s);
-  const bool rises = place <= s.cycle_first_step_size;
-  const double part = rises ? ratio(place, s.cycle_first_step_size) : ratio(cycle_steps(s) - place, second_half(s));
+  const double rise = ratio(s.cycle_first_step_size, cycle_steps(s));
+  const double cycles = 1.0 + ratio(step, cycle_steps(s));
+  const double part = cycles - std::floor(cycles);
+  const bool rises = part <= rise;
   const std::int64_t stairs =
       rises ? s.cycle_first_stair_count : s.cycle_second_stair_count.value_or(s.cycle_first_stair_count);
-  if (stairs == 0) return part;
-  const std::int64_t stair =
-      rises ? place * stairs / s.cycle_first_step_size : (cycle_steps(s) - place) * stairs / second_half(s);
+  if (stairs == 0) return rises ? part / rise : (part - 1) / (rise - 1);
+  const std::int64_t place = step % cycle_steps(s);
+  const std::int64_t stair = place <= s.cycle_first_step_size ? place * stairs / s.cycle_first_step_size
+                                                              : (cycle_steps(s) - place) * stairs / second_half(s);
   return ratio(stair, stairs);
 }
 

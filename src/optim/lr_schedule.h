@@ -1,5 +1,6 @@
 #pragma once
-// Learning-rate schedules with the formulas of DeepSpeed and PyTorch: pure functions of the step.
+// Learning-rate schedules with the formulas of DeepSpeed and PyTorch: pure functions of the step. DeepSpeed's are
+// computed in its order of operations, and have its bits.
 #include <cstdint>
 #include <optional>
 #include <utility>

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """The rules of the house that a machine can check. Usage: house_rules.py <source dir>"""
+import ast
 import json
 import pathlib
 import re
@@ -288,6 +289,50 @@ def check_one_place_for_stages():
                 problem(path, number, STAGES)
 
 
+# The Python package in two parts: the core, and DeepSpeed's tree of modules over it.
+PYTHON_CORE = ("core/", "errors.py", "cpu_products.py", "_build.py", "_version.py")
+
+
+def check_python_core():
+    """It imports nothing of the other part, its modules import each other at their top and one way only."""
+    package = ROOT / "python/zerotorch"
+    uses = {}
+    for path in sorted(package.rglob("*.py")):
+        name = str(path.relative_to(package))
+        if not name.startswith(PYTHON_CORE):
+            continue
+        tree = ast.parse(path.read_text())
+        at_top = {id(node) for node in tree.body}
+        at_top |= {id(node) for block in tree.body if isinstance(block, ast.If) for node in block.body}
+        uses[name] = set()
+        for node in ast.walk(tree):
+            if not isinstance(node, (ast.Import, ast.ImportFrom)):
+                continue
+            if isinstance(node, ast.ImportFrom):
+                if node.level:
+                    problem(path, node.lineno, "modules of the core import by full names")
+                named = [f"{node.module}.{one.name}" for one in node.names]
+            else:
+                named = [one.name for one in node.names]
+            for module in named:
+                if module.split(".")[0] != "zerotorch" or module == "zerotorch._C":
+                    continue
+                parts = module.split(".")[1:]
+                files = ["/".join(parts[:end]) + ".py" for end in range(len(parts), 0, -1)]
+                file = next((one for one in files if (package / one).exists()), "/".join(parts))
+                if not file.startswith(PYTHON_CORE):
+                    problem(path, node.lineno, f"the core of the Python package may not import {module}")
+                if id(node) not in at_top:
+                    problem(path, node.lineno, f"{module} is imported inside a function: cut the circle, or import it above")
+                uses[name].add(file)
+    left = dict(uses)
+    while free := [name for name, used in left.items() if not used & left.keys()]:
+        for name in free:
+            del left[name]
+    if left:
+        problem(package / "core", 1, f"a circle of imports among {', '.join(left)}")
+
+
 def check_mutants_follow_the_code():
     path = ROOT / "tests" / "mutants" / "mutants.json"
     for mutant in json.loads(path.read_text()):
@@ -302,7 +347,7 @@ for check in (check_layers, check_namespaces, check_the_toolkit_is_a_guest, chec
               check_programs_use_the_public_api,
               check_folders_are_small, check_library_is_quiet, check_files_go_through_io,
               check_walls, check_files, check_tests_are_registered, check_flags_are_documented, check_readme_example,
-              check_one_place_for_stages, check_mutants_follow_the_code):
+              check_one_place_for_stages, check_python_core, check_mutants_follow_the_code):
     check()
 print("\n".join(problems) or "the house is in order")
 sys.exit(1 if problems else 0)

@@ -5,8 +5,8 @@ import pathlib
 
 import torch
 
-from zerotorch.checkpoint.deepspeed_folder import DeepSpeedCheckpoint
-from zerotorch.checkpoint.folder import DTYPES
+from zerotorch.core.checkpoints.deepspeed_folder import DeepSpeedCheckpoint
+from zerotorch.core.checkpoints.folder import DTYPES
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import zerotorch
 from zerotorch import accelerator
-from zerotorch._initialize import _move_to_accelerator
+from zerotorch.runtime.engine import DeepSpeedEngine
 from zerotorch.errors import ConfigError
 
 #: DeepSpeed 0.19's abstract methods.
@@ -89,15 +89,15 @@ def test_a_module_is_moved_to_the_gpu_of_its_rank(monkeypatch: pytest.MonkeyPatc
     gpus = Elsewhere()
     monkeypatch.setattr(accelerator, "_accelerator", gpus)
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
-    _move_to_accelerator(model, 3)
+    DeepSpeedEngine.place(model, 3)
     assert gpus.chosen == [1]  # of two
     assert {tensor.device.type for tensor in [*model.parameters(), *model.buffers()]} == {"meta"}
-    _move_to_accelerator(model, 3)  # is where it should be
+    DeepSpeedEngine.place(model, 3)  # is where it should be
     assert gpus.chosen == [1]
 
 
 def test_a_module_stays_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator, "_accelerator", accelerator.CPUAccelerator())
     model = torch.nn.Linear(2, 2)
-    _move_to_accelerator(model, 3)
+    DeepSpeedEngine.place(model, 3)
     assert model.weight.device.type == "cpu"

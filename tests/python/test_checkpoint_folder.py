@@ -8,7 +8,7 @@ import pytest
 import torch
 from own_checkpoint import describe, write
 
-from zerotorch.checkpoint.folder import Checkpoint, is_own_folder
+from zerotorch.core.checkpoints.folder import Checkpoint, is_own_folder
 from zerotorch.errors import CheckpointError
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
@@ -37,17 +37,15 @@ def test_the_committed_ones(version):
             raw += file.read_bytes()[piece["offset"] : piece["offset"] + piece["numel"] * read.element_size()]
         if "boxes" not in tensor and "dim_order" not in tensor:
             assert read.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() == raw
-    assert checkpoint.names == list(
-        dict.fromkeys(t["name"] for t in manifest["tensors"] if t["kind"] != "random_state")
-    )
+    assert list(checkpoint.tensors) == [(tensor["name"], tensor["kind"]) for tensor in manifest["tensors"]]
 
 
 def test_names_and_kinds():
     checkpoint = Checkpoint(str(DATA / "checkpoint_2"), "step1")
     assert checkpoint.aliases == {"tied": "block.weight"}
-    assert checkpoint.kinds("block.weight")[:2] == ["weight", "exp_avg"]
+    assert [kind for name, kind in checkpoint.tensors if name == "block.weight"][:2] == ["weight", "exp_avg"]
     assert torch.equal(checkpoint.tensor("tied").view(torch.int32), checkpoint.tensor("block.weight").view(torch.int32))
-    assert checkpoint.shapes["counts"] == (3,)
+    assert checkpoint.stored("counts", "buffer").shape == (3,)
     assert checkpoint.tensor("counts", "buffer").dtype == torch.int64
     assert checkpoint.tensor("block.weight", dtype=torch.bfloat16).dtype == torch.bfloat16
     assert checkpoint.lazy("block.weight").shape == (1001,)
@@ -84,7 +82,7 @@ def test_elements_in_another_order(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"])
 def test_every_dtype(tmp_path, dtype):
-    from zerotorch.checkpoint.folder import DTYPES
+    from zerotorch.core.checkpoints.folder import DTYPES
 
     value = torch.tensor([0, 1, 1, 0, 1]).to(DTYPES[dtype])
     folder = write(tmp_path / "a", [describe("x", [5], "buffer", dtype)], [value])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from zerotorch.checkpoint.deepspeed_folder import DeepSpeedCheckpoint, read
+from zerotorch.core.checkpoints.deepspeed_folder import DeepSpeedCheckpoint, read
 from zerotorch.errors import CheckpointError
 
 DATA = pathlib.Path(__file__).parent / "data" / "deepspeed"
@@ -144,7 +144,7 @@ def test_optimizer_states_that_were_removed(tmp_path):
 
 
 def _stand_ins():
-    from zerotorch.checkpoint import torch_files
+    from zerotorch.core.checkpoints import torch_files
 
     return torch_files._TRUSTED
 

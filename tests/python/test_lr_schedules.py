@@ -143,3 +143,16 @@ def test_tuning_arguments() -> None:
     options = parser.parse_args(["--lr_schedule", "OneCycle", "--cycle_max_lr", "0.5", "--cycle_momentum"])
     assert (options.lr_schedule, options.cycle_max_lr, options.cycle_momentum) == ("OneCycle", 0.5, True)
     assert (options.warmup_type, options.lr_range_test_staircase, options.decay_step_size) == ("log", False, 1000)
+
+
+def test_counts_that_are_whole_numbers_of_another_type() -> None:
+    whole, given = adam(), adam()
+    wanted = lr_schedules.WarmupDecayLR(whole, total_num_steps=13, warmup_num_steps=2)
+    rounded = lr_schedules.WarmupDecayLR(given, total_num_steps=12.5, warmup_num_steps=2)  # type: ignore[arg-type]
+    for _ in range(12):
+        wanted.step()
+        rounded.step()
+        assert given.param_groups[0]["lr"] == whole.param_groups[0]["lr"]
+    cycle = lr_schedules.OneCycle(adam(), 0.0, 1.0, cycle_first_step_size=2.0)  # type: ignore[arg-type]
+    cycle.step()
+    assert cycle.get_last_lr() == [0.5]

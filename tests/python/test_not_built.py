@@ -5,7 +5,7 @@ import importlib
 import pytest
 import torch
 import zerotorch
-from zerotorch import _surface
+from zerotorch import _modules
 from zerotorch.errors import NotBuiltError
 from zerotorch.moe import utils as moe
 
@@ -56,7 +56,7 @@ def test_nothing_is_an_expert() -> None:
     assert not moe.is_moe_param_group(groups)
 
 
-@pytest.mark.parametrize("name", [*_surface.NAMES])
+@pytest.mark.parametrize("name", [*_modules.members["zerotorch"]])
 def test_top_level_members_are_there(name: str) -> None:
     assert getattr(zerotorch, name) is not None and name in dir(zerotorch)
 

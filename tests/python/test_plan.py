@@ -1,4 +1,4 @@
-"""plan(), compare(): what training takes, before it and measured."""
+"""plan(): what training takes, before it."""
 
 from __future__ import annotations
 
@@ -52,17 +52,3 @@ def test_a_plan_of_a_number_and_of_a_model_without_memory() -> None:
     assert large.hosts == 8 and large.rank["optimizer"] == pytest.approx(8 * 7e9 / 64, rel=0.02)
     with pytest.raises(zerotorch.ConfigError, match="stage"):
         zerotorch.plan(10, {**CONFIG, "zero_optimization": {"stage": 9}})
-
-
-def comparison() -> tuple[bool, str, str]:
-    model = models.make()
-    before = model.gain.detach().clone()
-    batches = [step[0] for step in models.micro_batches(3, 1)]
-    result = zerotorch.compare(model, models.loss_of, batches, CONFIG)
-    assert torch.equal(model.gain.detach(), before) and [row.stage for row in result.rows] == [0, 1, 2, 3]
-    return result.same_losses, str(result), result._repr_html_()
-
-
-def test_stages_side_by_side() -> None:
-    for same, text, table in run(2, comparison):
-        assert same and "the same bits" in text and table.count("<tr>") == 5

@@ -18,7 +18,7 @@ from zerotorch.monitor.monitor import MonitorMaster
 from zerotorch.runtime import utils as runtime_utils
 from zerotorch.runtime.base_optimizer import DeepSpeedOptimizer, ZeROOptimizer
 from zerotorch.runtime.zero import partition_parameters, stage3, stage_1_and_2
-from zerotorch.utils import logging as ds_logging
+from zerotorch.core import log as ds_logging
 from zerotorch.utils import tensor_fragment
 
 

@@ -15,7 +15,7 @@ from ranks import run
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from zerotorch.checkpoint.model_files import parse_nbytes
+from zerotorch.core.checkpoints.model_files import parse_nbytes
 from zerotorch.errors import CheckpointError
 from zerotorch.utils import zero_to_fp32
 

@@ -12,8 +12,9 @@ import pathlib
 import shutil
 from collections.abc import Sequence
 
-from .._lazy import attach
-from ..errors import CheckpointError
+from zerotorch.errors import CheckpointError
+
+from .._modules import attach
 
 
 def parse_arguments(args: Sequence[str] | None = None) -> argparse.Namespace:
@@ -55,7 +56,7 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-__getattr__, __dir__ = attach("zerotorch.checkpoint.ds_to_universal")
-
 if __name__ == "__main__":
     main(parse_arguments())
+else:
+    __getattr__, __dir__ = attach(__name__)

@@ -67,9 +67,9 @@ def make_engines_anew(trainer: ModuleType) -> None:
 
     @functools.wraps(original)
     def wrap_model(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        from zerotorch.engine import DeepSpeedEngine
+        from zerotorch.core.engine import Engine
 
-        if isinstance(model, DeepSpeedEngine) and model.has_ended:
+        if isinstance(model, Engine) and model.has_ended:
             model, self.deepspeed = self.model, None
         return original(self, model, *args, **kwargs)
 

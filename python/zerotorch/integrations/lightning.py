@@ -10,7 +10,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 import zerotorch.as_deepspeed  # noqa: F401
-from zerotorch.zero.gathered import engine_of
+from zerotorch.core.parameters.owner import engine_of
 
 if TYPE_CHECKING or importlib.util.find_spec("lightning") is not None:
     from lightning.fabric.strategies.deepspeed import DeepSpeedStrategy as _OfFabric

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from ..errors import UsageError
+from zerotorch.errors import UsageError
 
 GRACE_S = 8.0
 KILL_AFTER_S = 3.0

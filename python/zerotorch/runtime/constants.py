@@ -1,4 +1,7 @@
-"""`deepspeed.runtime.constants`: names of keys, and defaults, that programs read."""
+"""`deepspeed.runtime.constants` and `deepspeed.constants`: names of keys, and defaults, that programs read."""
+
+import datetime
+import os
 
 TRAIN_BATCH_SIZE = "train_batch_size"
 TRAIN_MICRO_BATCH_SIZE_PER_GPU = "train_micro_batch_size_per_gpu"
@@ -20,3 +23,14 @@ ROUTE_PREDICT = "predict"
 ROUTE_ENCODE = "encode"
 DATA_PARALLEL_GROUP = "data_parallel_group"
 GLOBAL_RANK = "global_rank"
+
+TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
+default_pg_timeout = datetime.timedelta(minutes=int(os.environ.get("DEEPSPEED_TIMEOUT", "10")))
+
+# Variables of launchers that number hosts.
+CROSS_RANK = "CROSS_RANK"
+CROSS_SIZE = "CROSS_SIZE"
+LOCAL_RANK = "LOCAL_RANK"
+
+INFERENCE_GENERIC_MODE = "generic"
+INFERENCE_SPECIALIZED_MODE = "specialized"

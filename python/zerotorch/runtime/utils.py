@@ -10,17 +10,19 @@ from typing import Any
 
 import torch
 
-from .._lazy import attach
+from zerotorch.core.ranks import rank
+from zerotorch.errors import UsageError
+
+from .._modules import attach
 from ..accelerator import get_accelerator
-from ..comm import ReduceOp, all_reduce, get_rank
-from ..errors import UsageError
+from ..comm import ReduceOp, all_reduce
 
 GB = 2**30
 
 
 def see_memory_usage(message: str, force: bool = False) -> None:
     """With `force`, prints on rank 0 the memory of this process and of the host, in units of 2^30 bytes. Local."""
-    if not force or get_rank() != 0:
+    if not force or rank() != 0:
         return
     gc.collect()
     accelerator = get_accelerator()

@@ -6,8 +6,9 @@ Everything is local.
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from zerotorch.errors import NotBuiltError
+
 from .. import comm
-from ..errors import NotBuiltError
 
 
 mpu: Any = None  # of a program that has tensor parallelism of its own

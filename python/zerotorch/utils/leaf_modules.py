@@ -1,15 +1,17 @@
 """Marks of modules that DeepSpeed gathers as a whole at stage 3.
 
 zerotorch gathers by use and needs no such marks: they are kept for programs that set and read them, and change
-nothing. The file is not called z3_leaf_module as DeepSpeed's is, since that is a function of `utils`. Everything is
-local.
+nothing. DeepSpeed's name of the module, `utils.z3_leaf_module`, is that of a function of `utils`, too: importing it puts
+the module in the place of the function, which it then is as well. Everything is local.
 """
 
+import sys
+import types
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from ..errors import UsageError
+from zerotorch.errors import UsageError
 
 MARK = "_z3_leaf"
 
@@ -106,3 +108,10 @@ def _mark(modules: Iterable[torch.nn.Module], flag: bool) -> list[torch.nn.Modul
     for module in marked:
         set_z3_leaf_module(module, flag)
     return marked
+
+
+class _Callable(types.ModuleType):
+    __call__ = staticmethod(z3_leaf_module)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from zerotorch.core.log import log_dist, logger
+from zerotorch.errors import UsageError
+
 from ..accelerator import get_accelerator
-from ..errors import UsageError
-from .logging import log_dist, logger
 
 FORWARD_MICRO_TIMER = "fwd_microstep"
 FORWARD_GLOBAL_TIMER = "fwd"

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zerotorch.checkpoint.deepspeed_files import tag_folder
-from zerotorch.checkpoint.deepspeed_folder import read
-from zerotorch.checkpoint.folder import Checkpoint, is_own_folder
-from zerotorch.checkpoint.lazy import LazyTensor
-from zerotorch.checkpoint.model_files import parse_nbytes, write_model
+from zerotorch.core.checkpoints.deepspeed_files import tag_folder
+from zerotorch.core.checkpoints.deepspeed_folder import read
+from zerotorch.core.checkpoints.folder import Checkpoint, is_own_folder
+from zerotorch.core.checkpoints.lazy import LazyTensor
+from zerotorch.core.checkpoints.model_files import parse_nbytes, write_model
 
 
 def get_checkpoint_files(checkpoint_dir: str, glob_pattern: str) -> list[str]:

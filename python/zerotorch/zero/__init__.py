@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from zerotorch._lazy import attach
-from zerotorch.zero.gathered import GatheredParameters
-from zerotorch.zero.init import Init
+from zerotorch.core.parameters.gathered import GatheredParameters
+from zerotorch.core.parameters.init import Init
+
+from .._modules import attach
 
 __all__ = [
     "GatheredParameters",

@@ -5,7 +5,9 @@ Nothing is ever compiled: the engine has an operation or it has not. Everything 
 
 from typing import ClassVar, NoReturn
 
-from ...errors import NotBuiltError
+from zerotorch.errors import NotBuiltError
+
+from ..._modules import attach
 
 __deepspeed__ = True
 
@@ -71,3 +73,7 @@ UtilsBuilder = _builder("utils")
 ALL_OPS = {builder.NAME: builder() for builder in OpBuilder.__subclasses__() if builder is not NotImplementedBuilder}
 
 __compatible_ops__ = {builder.NAME: builder().is_compatible() for builder in OpBuilder.__subclasses__()}
+
+CUDAOpBuilder = OpBuilder
+
+__getattr__, __dir__ = attach(__name__)

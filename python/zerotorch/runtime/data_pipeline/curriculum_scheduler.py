@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ...errors import ConfigError, UsageError
-from ...utils.logging import logger
+from zerotorch.core.log import logger
+from zerotorch.errors import ConfigError, UsageError
 
 _COUNTS = ("total_curriculum_step", "difficulty_step")
 _NEEDED = {

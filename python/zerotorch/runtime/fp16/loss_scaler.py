@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ...errors import ZeroError
-from ...utils.logging import log_dist, logger
+from zerotorch.core.log import log_dist, logger
+from zerotorch.errors import ZeroError
 
 INITIAL_LOSS_SCALE = "init_scale"
 SCALE_WINDOW = "scale_window"

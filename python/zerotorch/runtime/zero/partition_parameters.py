@@ -4,14 +4,19 @@
 called.
 """
 
+import contextlib
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
-from ..._lazy import attach
+from zerotorch.core.parameters.gathered import GatheredParameters
+from zerotorch.core.parameters.marks import ZeroParamStatus
+from zerotorch.core.ranks import rank
+
+from ..._modules import attach
 from ...accelerator import get_accelerator
-from ...comm import get_rank
 
 __all__ = ["ZeroParamStatus", "ZeroParamType", "get_accelerator", "zero_wrapper_for_fp_tensor_constructor"]
 
@@ -33,14 +38,6 @@ class ZeroParamType(enum.Enum):
     REMOTE = 3
 
 
-class ZeroParamStatus(enum.Enum):
-    """Whether a parameter's values are here: `parameter.ds_status`."""
-
-    AVAILABLE = 1
-    NOT_AVAILABLE = 2
-    INFLIGHT = 3
-
-
 def zero_wrapper_for_fp_tensor_constructor(
     fn: Callable[..., torch.Tensor], target_fp_dtype: torch.dtype | None, target_device: torch.device | None
 ) -> Callable[..., torch.Tensor]:
@@ -57,7 +54,7 @@ def zero_wrapper_for_fp_tensor_constructor(
 
 def print_rank_0(message: object, debug: bool = False, force: bool = False) -> None:
     """With `debug` or `force`, prints on rank 0. Local."""
-    if (debug or force) and get_rank() == 0:
+    if (debug or force) and rank() == 0:
         print(message)
 
 
@@ -68,10 +65,11 @@ def shutdown_init_context() -> None:
 restore_init_context = shutdown_init_context
 
 
-__getattr__, __dir__ = attach(
-    __name__,
-    names={
-        name: "zerotorch.zero"
-        for name in ("GatheredParameters", "Init", "register_external_parameter", "unregister_external_parameter")
-    },
-)
+@contextlib.contextmanager
+def unwrap_model_for_generation(model: Any) -> Iterator[Any]:
+    """A context in which all parameters of a model are gathered. Collective."""
+    with GatheredParameters(model.parameters()):
+        yield model
+
+
+__getattr__, __dir__ = attach(__name__)

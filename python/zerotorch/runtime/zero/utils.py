@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
+from zerotorch.core.log import warning_once
+from zerotorch.errors import UsageError, ZeroError
+
 from ... import comm
-from ...errors import UsageError, ZeroError
-from ...ops.adagrad import DeepSpeedCPUAdagrad
-from ...ops.adam import DeepSpeedCPUAdam, FusedAdam
-from ...ops.lion import DeepSpeedCPULion, FusedLion
-from ...utils.logging import warning_once
+from ...ops.optimizers import DeepSpeedCPUAdagrad, DeepSpeedCPUAdam, DeepSpeedCPULion, FusedAdam, FusedLion
 
 ZeRORuntimeException = ZeroError
 

@@ -1,0 +1,1 @@
+"""What an engine saves and loads, and DeepSpeed's folders read without it."""

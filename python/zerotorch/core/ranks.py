@@ -1,0 +1,37 @@
+"""Which of the job's processes this one is, as torch.distributed and launchers say."""
+
+from __future__ import annotations
+
+import os
+
+import torch.distributed as dist
+
+#: What launchers call a rank's place, by the names that torch.distributed reads.
+_LAUNCHERS = {
+    "RANK": ("RANK", "ZERO_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"),
+    "WORLD_SIZE": ("WORLD_SIZE", "ZERO_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"),
+    "LOCAL_RANK": ("LOCAL_RANK", "ZERO_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"),
+}
+
+
+def is_initialized() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def rank() -> int:
+    """This process's among all; before there is a process group, what the launcher says, else 0. Local."""
+    return dist.get_rank() if is_initialized() else int(os.environ.get("RANK", "0"))
+
+
+def world_size() -> int:
+    """The number of ranks; before there is a process group, what the launcher says, else 1. Local."""
+    return dist.get_world_size() if is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def from_launcher(name: str) -> str | None:
+    for variable in _LAUNCHERS[name]:
+        if variable.startswith("SLURM") and "SLURM_STEP_ID" not in os.environ:
+            continue
+        if os.environ.get(variable):
+            return os.environ[variable]
+    return None

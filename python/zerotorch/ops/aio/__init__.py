@@ -1,5 +1,0 @@
-"""`deepspeed.ops.aio`."""
-
-from ..op_builder import AsyncIOBuilder
-
-__all__ = ["AsyncIOBuilder"]

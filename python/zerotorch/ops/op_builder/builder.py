@@ -1,5 +1,0 @@
-"""`deepspeed.ops.op_builder.builder`. Local."""
-
-from . import OpBuilder
-
-CUDAOpBuilder = OpBuilder

@@ -1,5 +1,0 @@
-"""`deepspeed.runtime.checkpoint_engine`. Members are imported when they are first used."""
-
-from ..._lazy import attach
-
-__getattr__, __dir__ = attach(__name__)
