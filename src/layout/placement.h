@@ -1,6 +1,6 @@
 #pragma once
-// Where each kind of tensor lives. Chosen once, in setup/laid_out.cpp; the engine makes stores by it, and the plan
-// counts by it.
+// Where each kind of tensor lives. Chosen once, in sharding/plan/sharding_plan.cpp; the engine makes stores by it, and
+// the parts declare what they hold by it.
 #include <cstdint>
 #include <vector>
 
