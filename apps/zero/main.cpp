@@ -23,7 +23,6 @@
 #include "host/side_programs.h"
 #include "launch/launch.h"
 #include "plan/plan_command.h"
-#include "runs/report_command.h"
 #include "runs/runs_command.h"
 #include "text/console.h"
 #include "text/help_text.h"
@@ -56,7 +55,6 @@ int run(int argc, char** argv) {
   zero::app::add_bench_command(app, exit_code);
   zero::app::add_doctor_command(app, exit_code);
   zero::app::add_runs_command(app, exit_code);
-  zero::app::add_report_command(app, exit_code);
   bool as_json = false;
   CLI::App* const version = app.add_subcommand("version", "print the versions");
   version->add_flag("--json", as_json, "all that host and build are, as JSON, for scripts");

@@ -32,7 +32,7 @@ in_80_columns() { # what, its text on standard input
   [ -z "$wide" ] || fail "$1: lines beyond 80 columns: $wide"
 }
 commands=("" train generate eval launch ckpt "ckpt list" "ckpt inspect" "ckpt verify" "ckpt export" "ckpt diff" "ckpt prune" plan config
-          "config check" "config convert" "config init" "config keys" compare bench doctor runs "runs list" "runs compare" report
+          "config check" "config convert" "config init" "config keys" compare bench doctor runs "runs list" "runs compare"
           version completion man)
 for command in "${commands[@]}"; do "$zero" help $command | in_80_columns "help of 'zero $command'"; done
 for command in "plan --paper-table" "plan --preset gpt-1b --memory 1GB --offload" "plan --preset gpt-1b --memory 10GB" doctor; do

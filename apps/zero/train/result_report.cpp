@@ -268,7 +268,6 @@ std::string describe_result(const TrainPlan& plan, const RunResult& result) {
                       result.ranks == 1 ? "the run" : fmt::format("all {} ranks", result.ranks));
   if (has_devices(result.devices)) text += "           " + describe_devices(result.devices) + "\n";
   text += fmt::format("run        {}: metrics.jsonl, summary.json, config.json\n", folder_name(plan));
-  text += fmt::format("           {} report {} draws it\n", program_name(), for_shell(plan.run_folder));
   std::error_code error;
   if (std::filesystem::exists(std::filesystem::path(plan.run_folder) / "trace" / "rank0.json", error))
     text += "           trace/rank0.json, ...: open them in https://ui.perfetto.dev\n";

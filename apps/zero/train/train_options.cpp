@@ -234,7 +234,7 @@ void add_output_options(CLI::App& command, TrainOptions& options) {
   command
       .add_flag("--trace", options.trace,
                 "record what every rank does in steps 3 and 4, as trace/rank0.json, ... in the run's folder, for "
-                "Perfetto and zero report (other steps: zerotorch.trace)")
+                "Perfetto (other steps: zerotorch.trace)")
       ->group(kOutput);
   command.add_flag("--norms", options.norms, "record the gradient norm of every unit (layer) in metrics.jsonl, too")
       ->group(kOutput);
