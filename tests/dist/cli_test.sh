@@ -35,7 +35,7 @@ commands=("" train generate eval launch ckpt "ckpt list" "ckpt inspect" "ckpt ve
           "config check" "config convert" "config init" "config keys" compare bench doctor runs "runs list" "runs compare"
           version completion man)
 for command in "${commands[@]}"; do "$zero" help $command | in_80_columns "help of 'zero $command'"; done
-for command in "plan --paper-table" "plan --preset gpt-1b --memory 1GB --offload" "plan --preset gpt-1b --memory 10GB" doctor; do
+for command in "plan --preset gpt-1b --memory 1GB" "plan --preset gpt-1b --memory 10GB" doctor; do
   "$zero" $command | in_80_columns "zero $command"
 done
 "$zero" config init > init.json && "$zero" config check init.json | in_80_columns "zero config check"

@@ -307,14 +307,6 @@ void add_plan_options(CLI::App& command, PlanOptions& options) {
   add_machine_options(command, options);
   command.get_option("--stages")->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   command.add_flag("--json", options.json, "for programs")->group(kOutput);
-  command.add_flag("--offload", options.offload, "also the states under the papers' offload schemes")->group(kOutput);
-  CLI::Option* const paper = command.add_flag("--paper-table", options.paper_table,
-                                              "tables 1 and 2 of the ZeRO paper from its formulas, and end");
-  paper->group(kOutput);
-  for (CLI::Option* other : command.get_options())
-    if (other != paper && other->get_group() != kOutput && !other->get_lnames().empty() &&
-        other->get_lnames()[0] != "help")
-      paper->excludes(other);
   command.footer(
       "Examples:\n"
       "  zero plan --preset gpt-1b -n 2               on this machine\n"

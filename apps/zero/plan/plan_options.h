@@ -33,8 +33,6 @@ struct PlanOptions {
   std::string memory, gpu_memory, bandwidth, cluster;
   // What is printed.
   bool json = false;
-  bool offload = false;
-  bool paper_table = false;
 };
 
 /// Adds the options to `command`. Their values are in `options` once it is parsed.
