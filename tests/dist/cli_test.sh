@@ -143,7 +143,6 @@ refused "--peer-modes requires --peers" compare --peer-modes ddp
 refused "--tokens: want numbers with commas" generate r --tokens ''
 refused "--unfused-attention: is of activations" plan --parameters 1e9 --unfused-attention
 refused "gives the model some" train --lora-alpha 3
-refused "with --eval-every 0 there are none" train --patience 1 --eval-every 0
 "$zero" train --preset gpt-tiny --data a --data text.py --pack-only --cache-dir cache 2>&1 | grep -q "warning: --data: given 2 times; the text is text.py" ||
   fail "two texts, and not a word"
 mkfifo pipe.txt

@@ -128,7 +128,7 @@ expect "loss of them" "$(value beside.json 'j["loss"]')" "$(value of_run.json 'j
 
 # ---- the best validation is what is exported
 $train --init-from llama --data long.txt --seq 8 --steps 12 --eval-every 2 --lr 1.5 --batch-size 2 --dtype fp32 --sample-length 0 \
-  --eval-batches 0 --run-dir best --patience 3 --keep-best --export exported > out 2>&1 || fail "train --keep-best: $(cat out)"
+  --eval-batches 0 --run-dir best --keep-best --export exported > out 2>&1 || fail "train --keep-best: $(cat out)"
 kept=$(value best/summary.json 'j["best_checkpoint"]')
 [ -n "$kept" ] && [ "$(value best/summary.json 'j["best_val_loss_step"]')" -lt "$(value best/summary.json 'j["steps"]')" ] || fail "best: $(cat out)"
 timeout 60 "$zero" eval exported --data texts --seq 8 --json > of_export.json || fail "eval of the export"

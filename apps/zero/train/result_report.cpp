@@ -235,11 +235,6 @@ std::string describe_result(const TrainPlan& plan, const RunResult& result) {
     text += fmt::format("stopped after {:g} minutes and {} of {} steps, as --max-minutes says\n", plan.max_minutes,
                         result.steps_done, plan.steps);
   }
-  if (result.lost_patience) {
-    text += fmt::format(
-        "stopped after {} of {} steps: no validation was better than that of step {} in {}, as --patience says\n",
-        result.steps_done, plan.steps, result.best_validation_step, result.validations_since_best);
-  }
   if (result.diverged) text += fmt::format("diverged at step {} of {}\n", result.steps_done, plan.steps);
   text += describe_validation(plan, result);
   if (!result.best_checkpoint.empty()) {
@@ -309,11 +304,9 @@ ordered_json summary_json(const TrainPlan& plan, const RunResult& result) {
   const auto or_null = [](const std::optional<double>& value) { return value ? ordered_json(*value) : ordered_json(); };
   const ordered_json stopped_by = result.stop_signal != 0 ? ordered_json(stop_signal_name(result.stop_signal))
                                   : result.time_is_up     ? ordered_json("max_minutes")
-                                  : result.lost_patience  ? ordered_json("patience")
                                                           : ordered_json();
   return {{"finished", result.stop_signal == 0 && !result.diverged && !result.time_is_up},
           {"diverged", result.diverged},
-          {"checkpoint_in_spare_folder", result.in_spare_folder},
           {"save_problem", result.save_problem.empty() ? ordered_json() : ordered_json(result.save_problem)},
           {"stopped_by", stopped_by},
           {"stop_signal", result.stop_signal},

@@ -79,7 +79,7 @@ class TrainLoop {
   void resume();
   void restart();
   void train();
-  /// The last checkpoint; where the run's folder cannot take it, in the spare one, or once there is room.
+  /// The last checkpoint; where the run's folder cannot take it, once there is room.
   /// What could not be done is in the result. *Collective.*
   void save_last();
   bool save_when_there_is_room(const std::string& problem);

@@ -177,12 +177,6 @@ void add_resume_options(CLI::App& command, TrainOptions& options) {
                 "train on when the loss is not a number (default: stop, with an error)")
       ->group(kTraining);
   command
-      .add_option("--patience", options.patience,
-                  "end when so many validations in a row were not better than the best; 0: never (default)")
-      ->transform(kNotNegative)
-      ->type_name("N")
-      ->group(kTraining);
-  command
       .add_flag("--keep-best", options.keep_best,
                 "keep a checkpoint of the best validation in the run's folder best, and --export that")
       ->group(kTraining);
@@ -220,10 +214,6 @@ void add_output_options(CLI::App& command, TrainOptions& options) {
       ->check(not_empty("a folder"))
       ->type_name("DIR")
       ->group(kOutput);
-  command
-      .add_option("--spare-dir", options.spare_dir, "where the last checkpoint goes if the run's folder cannot take it")
-      ->type_name("DIR")
-      ->group(kOutput);
   command.add_flag("-q,--quiet", options.quiet, "print only the result and errors")->group(kOutput);
   command.add_flag("-v,--verbose", options.verbose, "also the parts of a step and the traffic of a rank")
       ->group(kOutput)
@@ -235,8 +225,6 @@ void add_output_options(CLI::App& command, TrainOptions& options) {
       .add_flag("--trace", options.trace,
                 "record what every rank does in steps 3 and 4, as trace/rank0.json, ... in the run's folder, for "
                 "Perfetto (other steps: zerotorch.trace)")
-      ->group(kOutput);
-  command.add_flag("--norms", options.norms, "record the gradient norm of every unit (layer) in metrics.jsonl, too")
       ->group(kOutput);
   command
       .add_flag("--noise", options.noise,

@@ -65,20 +65,17 @@ struct TrainOptions {
   double temperature = 0.8;
   std::int64_t top_k = 40;
   // What is said and written.
-  std::string run_dir;                   ///< empty: runs/<date-time>-<preset>; with `resume` the newest there
-  bool resume = false;                   ///< go on with the run in run_dir
-  bool restart = false;                  ///< start that run over
-  double max_minutes = 0;                ///< then the run stops with a checkpoint; 0: never
-  int max_restarts = 0;                  ///< how often a run whose ranks fail goes on by itself
-  bool keep_going = false;               ///< also when the loss is not a number
-  std::optional<std::int64_t> patience;  ///< validations in a row without a better one that end the run; 0: none do
-  bool keep_best = false;                ///< a checkpoint of the best validation, too
-  std::string spare_dir;                 ///< for the last checkpoint, where the run's folder cannot take it
-  bool force = false;                    ///< start also what does not fit the memory
-  double grace_s = 120;                  ///< from the first stop signal until ranks that have not ended are killed
+  std::string run_dir;      ///< empty: runs/<date-time>-<preset>; with `resume` the newest there
+  bool resume = false;      ///< go on with the run in run_dir
+  bool restart = false;     ///< start that run over
+  double max_minutes = 0;   ///< then the run stops with a checkpoint; 0: never
+  int max_restarts = 0;     ///< how often a run whose ranks fail goes on by itself
+  bool keep_going = false;  ///< also when the loss is not a number
+  bool keep_best = false;   ///< a checkpoint of the best validation, too
+  bool force = false;       ///< start also what does not fit the memory
+  double grace_s = 120;     ///< from the first stop signal until ranks that have not ended are killed
   bool quiet = false;
   bool verbose = false;
-  bool norms = false;  ///< of every unit's gradients, in the metrics
   bool noise = false;  ///< of gradients, in the metrics
   bool json = false;   ///< the summary in place of text; `quiet`, too
   bool no_tensorboard = false;

@@ -23,7 +23,6 @@
 #include "text/console.h"
 #include "text/progress.h"
 #include "text/text_format.h"
-#include "train/spare_folder.h"
 #include "train/train_config.h"
 #include "zero/errors.h"
 #include "zero/lm/data.h"
@@ -39,14 +38,13 @@ NLOHMANN_JSON_SERIALIZE_ENUM(KeptResults, {{KeptResults::kNone, "none"},
 
 namespace zero::app {
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, ranks, resume, goes_on, restart, keep_going, patience, keep_best,
-                                   max_minutes, command_line, spare_folder, data, suffixes, text_tokenizer, cache_dir,
-                                   preset, model, init_from, weights, export_folder, lora, merge, layers, dim, heads,
-                                   seq, recompute_every, recompute_keep, separator, parameters_numel, trained_numel,
-                                   config, corpus_folder, corpus_hash, train_tokens, text_nbytes, token_pieces,
-                                   tokenizer, token_nbytes, baseline_nats, run_folder, tensorboard_folder, steps,
-                                   eval_every, eval_batches, seed, prompt, sample_length, top_k, temperature, quiet,
-                                   verbose, json, norms, noise, device)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, ranks, resume, goes_on, restart, keep_going, keep_best, max_minutes,
+                                   command_line, data, suffixes, text_tokenizer, cache_dir, preset, model, init_from,
+                                   weights, export_folder, lora, merge, layers, dim, heads, seq, recompute_every,
+                                   recompute_keep, separator, parameters_numel, trained_numel, config, corpus_folder,
+                                   corpus_hash, train_tokens, text_nbytes, token_pieces, tokenizer, token_nbytes,
+                                   baseline_nats, run_folder, tensorboard_folder, steps, eval_every, eval_batches, seed,
+                                   prompt, sample_length, top_k, temperature, quiet, verbose, json, noise, device)
 
 namespace {
 
@@ -114,22 +112,15 @@ void take_run_options(TrainPlan& plan, const TrainOptions& options) {
   plan.quiet = options.quiet || options.json;
   plan.verbose = options.verbose;
   plan.json = options.json;
-  plan.norms = plan.norms || options.norms;
   plan.noise = plan.noise || options.noise;
   plan.resume = options.resume;
   plan.restart = options.restart;
   plan.keep_going = options.keep_going;
   plan.max_minutes = options.max_minutes;
-  plan.patience = options.patience.value_or(plan.patience);
   plan.keep_best = plan.keep_best || options.keep_best;
   plan.recompute_every = options.recompute.value_or(plan.recompute_every);
   plan.recompute_keep =
       options.recompute_keep.value_or(plan.recompute_every > 0 ? plan.recompute_keep : KeptResults::kNone);
-  if (options.spare_dir.empty()) return;
-  std::error_code error;
-  std::filesystem::create_directories(options.spare_dir, error);
-  if (error || ::access(options.spare_dir.c_str(), W_OK) != 0)
-    throw ConfigError(fmt::format("--spare-dir {}: cannot be written to", options.spare_dir));
 }
 
 void check_recompute(const TrainPlan& plan, const TrainOptions& options) {
@@ -310,16 +301,13 @@ TrainPlan read_plan(const std::filesystem::path& folder) {
     json.emplace("keep_going", false);
     json.emplace("keep_best", false);
     json.emplace("verbose", false);
-    json.emplace("norms", false);
     json.emplace("noise", false);
     json.emplace("json", false);
-    json.emplace("patience", 0);
     json.emplace("max_minutes", 0.0);
     json.emplace("recompute_every", 0);
     json.emplace("recompute_keep", "none");
     json.emplace("separator", -1);
     json.emplace("command_line", "");
-    json.emplace("spare_folder", "");
     json.emplace("suffixes", nlohmann::json::array());
     for (const char* text :
          {"model", "init_from", "weights", "export_folder", "token_pieces", "tokenizer", "text_tokenizer", "lora"})
@@ -603,8 +591,6 @@ TrainPlan prepare_run(TrainOptions options, Ranks ranks, const std::string& comm
   plan.steps = options.steps.value_or(kDefaultSteps);
   plan.eval_every = options.eval_every.value_or(std::max<std::int64_t>(1, (plan.steps + 3) / 4));
   plan.eval_batches = options.eval_batches;
-  if (plan.eval_every == 0 && options.patience.value_or(0) > 0)
-    throw ConfigError("--patience: counts validations, and with --eval-every 0 there are none");
   plan.prompt = unescape(options.prompt.empty() ? kDefaultPrompt : options.prompt);
   plan.sample_length = options.sample_length.value_or(kDefaultSampleLength);
   plan.export_folder = export_folder(options);
@@ -640,7 +626,6 @@ TrainPlan prepare_run(TrainOptions options, Ranks ranks, const std::string& comm
   }
   plan.run_folder = make_run_folder(options.run_dir, plan.preset).string();
   if (!options.no_tensorboard) plan.tensorboard_folder = tensorboard_folder(config, plan.run_folder);
-  take_spare_folder(plan, options, /*is_where_it_was=*/false);
   plan.command_line = command_line;
   write_start(plan);
 
@@ -668,16 +653,13 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
   if (plan.tensorboard_folder.starts_with(plan.run_folder + "/")) {
     plan.tensorboard_folder.replace(0, plan.run_folder.size(), folder.string());
   }
-  const bool is_where_it_was = plan.run_folder == folder.string();
-  const std::string spare_before = plan.spare_folder;
   plan.run_folder = folder.string();
   if (ranks) plan.ranks = ranks->world_size;
   if (!options.device.empty()) plan.device = options.device;
   check_device(plan.device);
   plan.steps = options.steps.value_or(plan.steps);
   take_run_options(plan, options);
-  take_spare_folder(plan, options, options.resume && is_where_it_was);
-  if (options.resume) check_can_go_on(plan.run_folder, spare_folders(spare_before, options.spare_dir));
+  if (options.resume) check_can_go_on(plan.run_folder);
   const FoundRun found = find_run(plan.run_folder);
   if (options.resume && options.steps && *options.steps < saved_steps(found)) {
     throw ConfigError(fmt::format("--steps {}: the run has done {} already; it goes on with more than that",

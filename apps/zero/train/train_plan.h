@@ -44,7 +44,6 @@ struct TrainPlan {
   std::string prompt;
   std::int64_t sample_length = 0, top_k = 0;
   double temperature = 0;
-  bool norms = false;  ///< of every unit, in the metrics
   bool noise = false;  ///< of gradients, in the metrics
   bool quiet = false, verbose = false;
   bool json = false;           ///< the summary in place of words; `quiet`, too
@@ -53,11 +52,9 @@ struct TrainPlan {
   std::int64_t begins_at = 0;  ///< the step of that checkpoint; known to the process that plans, not to the ranks
   bool restart = false;        ///< start the run of the folder over
   bool keep_going = false;     ///< also when the loss is not a number
-  std::int64_t patience = 0;   ///< validations in a row without a better one that end the run; 0: none do
   bool keep_best = false;      ///< a checkpoint of the best validation, in best_folder()
   double max_minutes = 0;      ///< 0: as long as it takes
   std::string command_line;    ///< of this start
-  std::string spare_folder;    ///< for the last checkpoint, where the run's cannot take it; empty: none
 };
 
 /// A plan with nothing but the model: the preset and what overrides it. Throws ConfigError for an unknown
@@ -94,6 +91,9 @@ TrainPlan plan_from_json(const std::string& json);
 void write_start(const TrainPlan& plan);
 /// The plan of the run in a folder. Throws ConfigError.
 TrainPlan read_plan(const std::filesystem::path& run_folder);
+/// Throws CheckpointError, with what to do, for a run that cannot go on as it is: its last checkpoint is gone, or it
+/// never had one. Changes nothing.
+void check_can_go_on(const std::string& folder);
 /// " To start it over: zero train --restart ...", for errors about the run's folder.
 std::string restart_hint(const std::string& run_folder);
 
