@@ -9,7 +9,7 @@
 #   make gpu-bundle   what scripts/gpu_check.sh needs on a machine with a GPU and no network
 #   make bench    and bench-checkpoint, -collectives, -kernels, -overhead, -routing: docs/benchmarks.md
 #   make wheel    the Python package as a wheel in dist; make shim: one that is named deepspeed
-#   make peers    what others train with (DDP, FSDP2, DeepSpeed), for ARGS=--peers of compare
+#   make peers    what others train with (DDP, FSDP2, DeepSpeed), for benchmarks/peers.py and python_peers.py
 #   make docs     the reference of include/zero with the guides
 #   make test-avx2, -full, -libraries, -asan, -tsan, -fuzz, -fuzz-training, -mutants: docs/testing.md
 #   make check    ROOM=comm: builds and runs the tests of one room of src, each file compiled alone (build/dev)
@@ -101,7 +101,7 @@ finetune: configure
 	  --steps 40 --eval-batches 4 --run-dir $(FINETUNE)/run --export $(FINETUNE)/tuned $(ARGS)
 	@build/libraries/bin/python scripts/finetune.py check $(FINETUNE)/run $(FINETUNE)/base $(FINETUNE)/tuned $(BUILD)/apps/zero/zero
 
-# matplotlib for the picture; `make peers` also gets what others train with, for ARGS=--peers.
+# matplotlib for the picture.
 compare: configure
 	@scripts/bootstrap.sh plot
 	@cmake --build $(BUILD) -j $(JOBS) --target zero

@@ -4,7 +4,7 @@
 #   bootstrap.sh tests   also the Python packages of the tests
 #   bootstrap.sh plot    also matplotlib, for the picture of `zero compare`
 #   bootstrap.sh libraries  also build/libraries: what others train through (transformers, Lightning, ...), on .venv's torch
-#   bootstrap.sh peers   only build/peers: PyTorch, DeepSpeed and what `zero compare --peers` needs besides
+#   bootstrap.sh peers   only build/peers: PyTorch, DeepSpeed and what benchmarks/*peers.py need besides
 #   bootstrap.sh docs    only doxygen, for the reference
 #   bootstrap.sh fuzz    what scripts/fuzz.sh needs: clang, but no libtorch
 set -euo pipefail
@@ -146,7 +146,7 @@ install_peers() {
   pip_torch "$folder" || fail "pip cannot install torch $torch_version; see the message above"
   "$folder/bin/pip" install -q --disable-pip-version-check deepspeed==0.19.8 "${test_packages[@]}" matplotlib==3.11.2 "${libraries[0]}" ||
     fail "pip cannot install deepspeed, safetensors, matplotlib and ${libraries[0]}; see the message above"
-  say "done: zero compare --peers finds it (DeepSpeed's offload to NVMe also needs libaio-dev)"
+  say "done: build/peers/bin/python benchmarks/peers.py (DeepSpeed's offload to NVMe also needs libaio-dev)"
 }
 
 # With TORCH_DIR, scripts/configure.sh checks it.

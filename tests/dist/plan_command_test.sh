@@ -111,15 +111,15 @@ plan 2 --parameters 7e9 --gpu-memory 80
 
 # ---- machines from a file ----
 cp "$source/examples/cluster.json" cluster.json
-plan 0 --layers 40 --dim 5120 --seq 4096 --vocab 32000 --checkpointing --cluster cluster.json
+plan 0 --layers 40 --dim 5120 --seq 4096 --vocab 32000 --recompute 1 --cluster cluster.json
 says "16 ranks on 16 GPUs of 2 hosts"
 says "  between hosts"
 grep -q "from host to GPU" out && fail "states on GPUs come from hosts: $(cat out)"
 echo '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}' > on_host.json
-plan 0 --layers 40 --dim 5120 --seq 4096 --vocab 32000 --checkpointing --cluster cluster.json --config on_host.json
+plan 0 --layers 40 --dim 5120 --seq 4096 --vocab 32000 --recompute 1 --cluster cluster.json --config on_host.json
 for row in "forward and backward" "between ranks of a host" "between hosts" "from host to GPU" "from GPU to host" "update, at the speed of memory" "a step, at least"; do says "  $row"; done
 expect "lines that 80 columns do not hold" "$(awk 'length > 80' out | grep -vc '^model\|^run\|^activations')" 0
-plan 0 --layers 40 --dim 5120 --seq 4096 --vocab 32000 --checkpointing --cluster cluster.json --config nccl.json --json
+plan 0 --layers 40 --dim 5120 --seq 4096 --vocab 32000 --recompute 1 --cluster cluster.json --config nccl.json --json
 expect "products of matrices, as one counts them" \
   "$(value "round(j['stages'][0]['flops'] / (8 * (40 * 12 * 5120 ** 2) * 4096 + 6 * 32000 * 5120 * 4096 + 40 * 16 * 4096 ** 2 * 5120), 6)")" 1.0
 expect "what crosses hosts" "$(value "[round(s['traffic']['between_hosts_nbytes'] / s['traffic']['nbytes'] * 15 / 8, 6) for s in j['stages']]")" "[1.0, 1.0, 1.0, 1.0]"
@@ -157,7 +157,7 @@ for more in '"offload_activations": {"device": "nvme", "nvme_path": "/tmp"}' '"u
   echo '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}, "zerotorch": {'"$more"'}}' > more.json
   plan $([[ $more == *nvme* ]] && echo 2 || echo 0) --preset gpt-1b -n 1 --gpu-memory 80GB --memory 100GB --config more.json
 done
-plan 0 --layers 40 --dim 5120 --heads 40 --seq 2048 --checkpointing -n 1 --gpu-memory 24GB --memory 128GB --stages 3 --config "$source/examples/one_gpu.json"
+plan 0 --layers 40 --dim 5120 --heads 40 --seq 2048 --recompute 1 -n 1 --gpu-memory 24GB --memory 128GB --stages 3 --config "$source/examples/one_gpu.json"
 plan 0 --preset gpt-1b -n 1 --gpu-memory 80GB --stages 2 --json --config "$source/examples/one_gpu.json"
 expect "offload_param keeps states in host memory at any stage" "$(value "j['stages'][0]['shards_on_gpu']")" False
 plan 0 --preset gpt-1b -n 1 --gpu-memory 20GB --stages 2 --json
@@ -220,7 +220,7 @@ done
 echo '{"model_type": "gpt2"}' > gpt2.json
 plan 0 --model gpt2.json -n 4 --memory 64GB --json
 expect "GPT-2" "$(value "j['model']['parameters_numel'], j['model']['seq']")" "(124439808, 1024)"
-plan 0 --model gpt2.json -n 4 --memory 64GB --seq 256 --checkpointing --unfused-attention --json
+plan 0 --model gpt2.json -n 4 --memory 64GB --seq 256 --recompute 1 --unfused-attention --json
 expect "sequence" "$(value "j['model']['seq'], j['activations']['checkpointing']")" "(256, True)"
 plan 0 --layers 2 --dim 128 --vocab 1000 --seq 64 --memory 8GB --json
 expect "sizes" "$(value "j['model']['parameters_numel']")" $((2 * (12 * 128 * 128 + 13 * 128) + 2 * 1000 * 128 + 64 * 128 + 2 * 128))
@@ -275,7 +275,7 @@ for shape in "2 128 2" "5 96 3"; do
       --config stage2.json --dtype fp32 --steps 3 --eval-every 0 --eval-batches 1 --sample-length 0 --run-dir run -n 2 \
       --recompute "$recompute" > train.out 2>&1 || { fail "zero train:"; cat train.out; }
     plan 0 --layers "$layers" --dim "$dim" --heads "$heads" --seq 32 --micro-batch 8 --config stage2.json --dtype fp32 --stages 2 -n 2 \
-      $([ "$recompute" = 0 ] || echo --checkpointing) --json
+      $([ "$recompute" = 0 ] || echo --recompute 1) --json
     planned=$(value "j['stages'][0]['kinds']['buckets']['peak_nbytes']")
     held=$(python3 -c "import json; print(max(r['buckets']['peak_nbytes'] for r in json.load(open('run/summary.json'))['memory']['by_rank']))")
     if [ "$recompute" = 0 ]; then

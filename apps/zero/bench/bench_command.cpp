@@ -1,6 +1,4 @@
 // `zero bench io FOLDER`: what a disk gives to offload, and the "aio" section that gets most of it.
-#include "bench/bench_command.h"
-
 #include <fmt/format.h>
 
 #include <array>
@@ -8,8 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "commands.h"
 #include "text/console.h"
-#include "text/number_check.h"
+#include "text/options.h"
 #include "text/quantity.h"
 #include "zero/disk.h"
 #include "zero/memory.h"
@@ -114,17 +113,15 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   CLI::App* io =
       command->add_subcommand("io", "a disk as offload to NVMe uses it, in blocks and queues of several sizes");
   auto arguments = std::make_shared<BenchArguments>();
-  io->add_option("folder", arguments->folder, "on the disk; nothing stays there")->required()->type_name("FOLDER");
-  io->add_option("-n,--ranks", arguments->ranks, "that use the disk at once")
-      ->transform(whole_number(1, 256))
-      ->capture_default_str()
-      ->type_name("N");
-  io->add_option("--size", arguments->size, "of each rank's file")->capture_default_str()->type_name("BYTES");
-  io->add_option("--seconds", arguments->seconds, "of each of the 27 measurements")
-      ->check(real_number(0.05, 600))
-      ->capture_default_str()
-      ->type_name("S");
-  io->add_flag("--json", arguments->json, "one JSON object in place of tables; bytes a second");
+  add_options(*io, {{.names = "folder",
+                     .to = &arguments->folder,
+                     .values = {"FOLDER"},
+                     .help = "on the disk; nothing stays there",
+                     .is_required = true},
+                    {"-n,--ranks", &arguments->ranks, whole(1, 256), "that use the disk at once"},
+                    {"--size", &arguments->size, size_text(), "of each rank's file"},
+                    {"--seconds", &arguments->seconds, real(0.05, 600, "S"), "of each of the 27 measurements"},
+                    {"--json", &arguments->json, Values{}, "one JSON object in place of tables; bytes a second"}});
   io->callback([arguments, &exit_code] { exit_code = bench_io(*arguments); });
 }
 

@@ -1,5 +1,6 @@
 #include "host/rank_setup.h"
 
+#include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -88,6 +89,8 @@ int rank_exit_code(int rank, const std::function<int()>& run) {
     report(rank, error.what(), /*of_others=*/true);
   } catch (const std::bad_alloc&) {
     report(rank, "out of memory; take a smaller --preset, --seq or micro-batch", /*of_others=*/false);
+  } catch (const c10::Error& error) {
+    report(rank, fmt::format("libtorch: {}", error.what_without_backtrace()), /*of_others=*/false);
   } catch (const std::exception& error) {
     report(rank, error.what(), /*of_others=*/false);
   }

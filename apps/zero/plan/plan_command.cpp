@@ -1,11 +1,10 @@
-#include "plan/plan_command.h"
-
 #include <CLI/CLI.hpp>
 
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "commands.h"
 #include "plan/plan_result.h"
 #include "text/console.h"
 

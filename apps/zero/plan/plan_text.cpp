@@ -117,7 +117,7 @@ std::string notice_text(const PlanResult& result) {
                         (result.request.cluster.gpus && config.activations_in_host_memory());
   if (!offloads || checkpoints) return "";
   return "notice     zerotorch.offload_activations takes what checkpointed layers keep:\n"
-         "           without --checkpointing nothing\n";
+         "           without --recompute nothing\n";
 }
 
 std::string activations_text(const PlanResult& result) {

@@ -134,18 +134,13 @@ ordered_json memory_json(const RunResult& result) {
 ordered_json times_json(const RunResult& result) {
   const double each = result.steps_here > 0 ? 1e3 / static_cast<double>(result.steps_here) : 0;
   const StepTotals& t = result.totals;
-  return {{"total", each * t.seconds()},
-          {"data", each * t.data},
-          {"forward", each * t.forward},
-          {"backward", each * t.backward},
-          {"step", each * t.step},
-          {"gradient_copy", each * t.inside.gradient_copy},
-          {"reduce", each * t.inside.reduce},
-          {"gather", each * t.inside.gather},
-          {"wait", each * t.inside.wait},
-          {"norm", each * t.inside.norm},
-          {"update", each * t.inside.update},
-          {"publish", each * t.inside.publish}};
+  ordered_json json = {{"total", each * t.seconds()},
+                       {"data", each * t.data},
+                       {"forward", each * t.forward},
+                       {"backward", each * t.backward},
+                       {"step", each * t.step}};
+  json.update(breakdown_json(t.inside, each));
+  return json;
 }
 
 }  // namespace

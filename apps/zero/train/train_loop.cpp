@@ -376,8 +376,8 @@ Sample TrainLoop::sample() {
   constexpr std::int64_t kMostContext = 128;
   GenerateOptions options;
   options.length = plan_.sample_length;
-  options.temperature = plan_.temperature;
-  options.top_k = plan_.top_k;
+  options.temperature = kSampleTemperature;
+  options.top_k = kSampleTopK;
   options.seed = static_cast<std::uint64_t>(plan_.seed);
   options.context = std::min(plan_.seq, kMostContext);
   const at::Tensor padded = at::zeros({1, options.context}, at::kLong);

@@ -29,6 +29,10 @@ class Clock {
   std::chrono::steady_clock::time_point lap_ = start_;
 };
 
+/// Of the sample at the end; `zero generate` has any.
+inline constexpr double kSampleTemperature = 0.8;
+inline constexpr std::int64_t kSampleTopK = 40;
+
 struct Sample {
   std::string prompt, text;
 };

@@ -38,18 +38,47 @@ NLOHMANN_JSON_SERIALIZE_ENUM(KeptResults, {{KeptResults::kNone, "none"},
 
 namespace zero::app {
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainPlan, ranks, resume, goes_on, restart, keep_going, keep_best, max_minutes,
-                                   command_line, data, suffixes, text_tokenizer, cache_dir, preset, model, init_from,
-                                   weights, export_folder, lora, merge, layers, dim, heads, seq, recompute_every,
-                                   recompute_keep, separator, parameters_numel, trained_numel, config, corpus_folder,
-                                   corpus_hash, train_tokens, text_nbytes, token_pieces, tokenizer, token_nbytes,
-                                   baseline_nats, run_folder, tensorboard_folder, steps, eval_every, eval_batches, seed,
-                                   prompt, sample_length, top_k, temperature, quiet, verbose, json, noise, device)
-
 namespace {
 
 constexpr const char* kPlan = "plan.json";
 constexpr const char* kEnvironment = "environment.json";
+
+/// Calls `see` with the name and the value of each field that goes to ranks and into plan.json.
+template <class Plan, class See>
+void for_each_field(Plan& plan, const See& see) {
+#define ZERO_OPTION(when, group, type, name, ...) ZERO_IF_PLAN(when, see(#name, plan.name);)
+#define ZERO_FACT(type, name, value, meaning) see(#name, plan.name);
+  ZERO_TRAIN_OPTIONS(ZERO_OPTION)
+  ZERO_PLAN_FACTS(ZERO_FACT)
+#undef ZERO_OPTION
+#undef ZERO_FACT
+}
+
+template <class T>
+void take(T& planned, const std::optional<T>& given) {
+  if (given) planned = *given;
+}
+template <class T>
+void take(T& planned, const T& given) {
+  if constexpr (requires { given.empty(); }) {
+    if (given.empty()) return;
+  }
+  planned = given;
+}
+
+/// What the options say of a run, or of another start of it.
+void take_options(TrainPlan& plan, const TrainOptions& options, bool is_new) {
+#define ZERO_TAKE(when, group, type, name, ...) \
+  ZERO_IF_PLAN(when, bool takes_##name = true;  \
+               ZERO_IF_NEW(when, takes_##name = is_new;) if (takes_##name) take(plan.name, options.name);)
+  ZERO_TRAIN_OPTIONS(ZERO_TAKE)
+#undef ZERO_TAKE
+  plan.quiet = options.quiet || options.json;
+  plan.resume = options.resume.has_value();
+  plan.restart = options.restart.has_value();
+  if (plan.recompute_every == 0) plan.recompute_keep = KeptResults::kNone;
+  if (!options.recompute_keep.empty()) plan.recompute_keep = kept_results(options.recompute_keep);
+}
 
 std::string describe_training(const TrainPlan& plan, const Config& config, int ranks) {
   const std::int64_t tokens = plan.steps * config.train_batch_size * plan.seq;
@@ -105,22 +134,6 @@ void write_environment(const TrainPlan& plan) {
     facts["earlier"].push_back(old.value("run", nlohmann::ordered_json()));
   }
   write_run_json(plan.run_folder, kEnvironment, facts);
-}
-
-/// What every start of a run decides anew.
-void take_run_options(TrainPlan& plan, const TrainOptions& options) {
-  plan.quiet = options.quiet || options.json;
-  plan.verbose = options.verbose;
-  plan.json = options.json;
-  plan.noise = plan.noise || options.noise;
-  plan.resume = options.resume;
-  plan.restart = options.restart;
-  plan.keep_going = options.keep_going;
-  plan.max_minutes = options.max_minutes;
-  plan.keep_best = plan.keep_best || options.keep_best;
-  plan.recompute_every = options.recompute.value_or(plan.recompute_every);
-  plan.recompute_keep =
-      options.recompute_keep.value_or(plan.recompute_every > 0 ? plan.recompute_keep : KeptResults::kNone);
 }
 
 void check_recompute(const TrainPlan& plan, const TrainOptions& options) {
@@ -209,18 +222,18 @@ void print_head(const Console& console) {
 /// How long it will take, and what to do about it where that is long. On the CPU of this host; else "".
 std::string describe_its_time(const TrainPlan& plan, const Config& config) {
   if (plan.device != "cpu") return "";
-  const MachineSpeed speed = measure_machine(config.param_dtype(), plan.ranks);
   const std::int64_t steps = plan.steps - plan.begins_at;
   const std::int64_t validations = 1 + (plan.eval_every > 0 ? steps / plan.eval_every : 1);
   constexpr std::int64_t kValidationSequences = 8;
-  const ModelSize size{plan.parameters_numel, plan.layers, plan.dim, plan.seq, plan.recompute_every};
-  const double seconds = seconds_of_training(size, speed, plan.ranks, steps, config.train_batch_size,
-                                             validations * plan.eval_batches * kValidationSequences);
-  if (plan.max_minutes > 0) return describe_time(speed, plan.ranks, seconds, /*remedy=*/{});
-  return describe_time(speed, plan.ranks, seconds,
-                       fmt::format("fewer --steps, {}, or --max-minutes 10 end it sooner; Ctrl-C saves a checkpoint, "
-                                   "from which --resume goes on",
-                                   plan.model.empty() ? "a smaller --preset" : "a smaller --batch-size or --seq"));
+  const std::string sooner = fmt::format(
+      "fewer --steps, {}, or --max-minutes 10 end it sooner; Ctrl-C saves a checkpoint, from which "
+      "--resume goes on",
+      plan.model.empty() ? "a smaller --preset" : "a smaller --batch-size or --seq");
+  return describe_time(config, plan.ranks,
+                       {.model = {plan.parameters_numel, plan.layers, plan.dim, plan.seq, plan.recompute_every},
+                        .steps = steps,
+                        .validated = validations * plan.eval_batches * kValidationSequences},
+                       plan.max_minutes > 0 ? "" : sooner);
 }
 
 void print_tail(const Console& console, const TrainPlan& plan, const Config& config, const std::string& about_memory) {
@@ -293,32 +306,13 @@ bool config_was_edited(const TrainPlan& plan) {
 TrainPlan read_plan(const std::filesystem::path& folder) {
   const std::string path = (folder / kPlan).string();
   std::ifstream file(path);
-  auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
   try {
-    // Runs of before these were there.
-    json.emplace("restart", false);
-    json.emplace("goes_on", false);
-    json.emplace("keep_going", false);
-    json.emplace("keep_best", false);
-    json.emplace("verbose", false);
-    json.emplace("noise", false);
-    json.emplace("json", false);
-    json.emplace("max_minutes", 0.0);
-    json.emplace("recompute_every", 0);
-    json.emplace("recompute_keep", "none");
-    json.emplace("separator", -1);
-    json.emplace("command_line", "");
-    json.emplace("suffixes", nlohmann::json::array());
-    for (const char* text :
-         {"model", "init_from", "weights", "export_folder", "token_pieces", "tokenizer", "text_tokenizer", "lora"})
-      json.emplace(text, "");
-    json.emplace("merge", false);
-    json.emplace("device", "cpu");
-    json.emplace("trained_numel", json.value("parameters_numel", std::int64_t{0}));
-    if (json.contains("train_nbytes")) json.emplace("train_tokens", json["train_nbytes"]);
-    json.emplace("text_nbytes", 1.0);
-    json.emplace("token_nbytes", 1);
-    return json.get<TrainPlan>();
+    for (const char* needed : {"config", "run_folder", "corpus_hash", "steps", "layers"}) json.at(needed);
+    auto plan = json.get<TrainPlan>();
+    if (plan.device.empty()) plan.device = "cpu";
+    if (plan.trained_numel == 0) plan.trained_numel = plan.parameters_numel;
+    return plan;
   } catch (const nlohmann::json::exception&) {
     throw ConfigError(
         fmt::format("{} is not there or not a plan of this version: this run cannot go on or start over by "
@@ -389,6 +383,14 @@ plan::ModelShape causal_lm_shape(const TrainPlan& plan) {
 
 namespace {
 
+/// What the options say of a new run.
+TrainPlan plan_for(const TrainOptions& options) {
+  TrainPlan plan;
+  take_options(plan, options, /*is_new=*/true);
+  if (plan.device.empty()) plan.device = "cpu";
+  return plan;
+}
+
 /// Throws ConfigError for options of adapters where there are none.
 void check_adapters(const TrainOptions& options) {
   if (options.lora_rank) return;
@@ -419,7 +421,7 @@ TrainPlan choose_causal_lm(const TrainOptions& options) {
     throw ConfigError("--model: its config.json gives the sizes; of the other options only --seq goes with it");
   const std::string path = options.model.empty() ? options.init_from : options.model;
   const models::CausalLMConfig config = models::read_config(path);
-  TrainPlan plan;
+  TrainPlan plan = plan_for(options);
   plan.model = models::to_json(config);
   plan.preset = models::family_name(config.family);
   plan.layers = config.layers;
@@ -430,14 +432,11 @@ TrainPlan choose_causal_lm(const TrainOptions& options) {
     throw ConfigError(
         fmt::format("--seq {}: {} is made for at most {} positions", plan.seq, path, config.max_positions));
   }
-  plan.recompute_every = options.recompute.value_or(0);
-  plan.recompute_keep = options.recompute_keep.value_or(KeptResults::kNone);
   plan.lora = lora_of(options, config.family);
   const plan::ModelShape shape = causal_lm_shape(plan);
   plan.parameters_numel = shape.numel();
   for (const auto& parameter : shape.parameters) plan.trained_numel += parameter.trainable ? parameter.numel : 0;
-  plan.init_from =
-      options.init_from.empty() ? "" : std::filesystem::absolute(options.init_from).lexically_normal().string();
+  plan.init_from = absolute_or_empty(options.init_from);
   if (!plan.init_from.empty() && !std::filesystem::is_directory(plan.init_from))
     throw ConfigError(fmt::format("--init-from {}: is not a folder", options.init_from));
   return plan;
@@ -526,7 +525,7 @@ TrainPlan choose_model(const TrainOptions& options) {
     throw ConfigError(
         fmt::format("model: dim {} is not a multiple of heads {}; change --dim or --heads", model.dim, model.heads));
   }
-  TrainPlan plan;
+  TrainPlan plan = plan_for(options);
   plan.preset = preset;
   plan.layers = model.layers;
   plan.dim = model.dim;
@@ -542,14 +541,14 @@ TrainPlan choose_model(const TrainOptions& options) {
                     "a run or a checkpoint",
                     options.weights, program_name()));
   }
-  plan.recompute_every = options.recompute.value_or(0);
-  plan.recompute_keep = options.recompute_keep.value_or(KeptResults::kNone);
   return plan;
 }
 
+KeptResults kept_results(const std::string& name) { return nlohmann::json(name).get<KeptResults>(); }
+
 void write_start(const TrainPlan& plan) {
   write_environment(plan);
-  write_run_json(plan.run_folder, kPlan, nlohmann::ordered_json::parse(to_json(plan)));
+  write_run_json(plan.run_folder, kPlan, nlohmann::json(plan));
 }
 
 std::string restart_hint(const std::string& run_folder) {
@@ -557,19 +556,19 @@ std::string restart_hint(const std::string& run_folder) {
                      program_name(), for_shell(run_folder), short_path(run_folder));
 }
 
-std::string to_json(const TrainPlan& plan) { return nlohmann::json(plan).dump(); }
+void to_json(nlohmann::json& json, const TrainPlan& plan) {
+  for_each_field(plan, [&](const char* name, const auto& value) { json[name] = value; });
+}
 
-TrainPlan plan_from_json(const std::string& json) {
-  try {
-    return nlohmann::json::parse(json).get<TrainPlan>();
-  } catch (const nlohmann::json::exception& error) {
-    throw InternalError(fmt::format("the plan of the run cannot be read: {}", error.what()));
-  }
+void from_json(const nlohmann::json& json, TrainPlan& plan) {
+  for_each_field(plan, [&](const char* name, auto& value) {
+    if (json.contains(name)) json.at(name).get_to(value);
+  });
 }
 
 CorpusInfo pack_only(const TrainOptions& options) {
   TrainPlan plan = choose_model(options);
-  const CorpusOptions text = choose_corpus(options.data, options.cache_dir, wanted_suffixes(options));
+  const CorpusOptions text = choose_corpus(options.data, options.cache_dir, options.suffixes);
   if (has_text(text)) plan.text_tokenizer = tokenizer_for(plan, options);
   CorpusInfo corpus = pack_and_check(corpus_of(text, plan), 0);
   corpus.source = text.source.string();
@@ -580,7 +579,6 @@ TrainPlan prepare_run(TrainOptions options, Ranks ranks, const std::string& comm
   choose_run_size(options, ranks.world_size);
   TrainPlan plan = choose_model(options);
   plan.ranks = ranks.world_size;
-  if (!options.device.empty()) plan.device = options.device;
   check_device(plan.device);
   Config config = make_config(options, plan.dim, ranks.world_size);
   if (options.separate_documents) plan.separator = 0;  // until the tokens are known
@@ -590,20 +588,14 @@ TrainPlan prepare_run(TrainOptions options, Ranks ranks, const std::string& comm
   plan.seed = *config.zerotorch.seed;
   plan.steps = options.steps.value_or(kDefaultSteps);
   plan.eval_every = options.eval_every.value_or(std::max<std::int64_t>(1, (plan.steps + 3) / 4));
-  plan.eval_batches = options.eval_batches;
   plan.prompt = unescape(options.prompt.empty() ? kDefaultPrompt : options.prompt);
   plan.sample_length = options.sample_length.value_or(kDefaultSampleLength);
   plan.export_folder = export_folder(options);
-  plan.merge = options.merge;
   if (plan.merge && plan.export_folder.empty())
     throw ConfigError("--merge: is of the model that --export writes; give its folder");
   check_export(plan.export_folder, plan, options.model);
   check_exports_nothing_over(plan.export_folder);
-  plan.top_k = options.top_k;
-  plan.temperature = options.temperature;
   plan.cache_dir = absolute_or_empty(options.cache_dir);
-  plan.suffixes = wanted_suffixes(options);
-  take_run_options(plan, options);
 
   const Console console(!plan.quiet);
   Progress progress(console, 0, 0);
@@ -655,24 +647,21 @@ TrainPlan prepare_resume(const TrainOptions& options, std::optional<Ranks> ranks
   }
   plan.run_folder = folder.string();
   if (ranks) plan.ranks = ranks->world_size;
-  if (!options.device.empty()) plan.device = options.device;
+  take_options(plan, options, /*is_new=*/false);
   check_device(plan.device);
-  plan.steps = options.steps.value_or(plan.steps);
-  take_run_options(plan, options);
   if (options.resume) check_can_go_on(plan.run_folder);
   const FoundRun found = find_run(plan.run_folder);
   if (options.resume && options.steps && *options.steps < saved_steps(found)) {
     throw ConfigError(fmt::format("--steps {}: the run has done {} already; it goes on with more than that",
                                   *options.steps, counted(saved_steps(found), "step")));
   }
-  plan.merge = plan.merge || options.merge;
   if (options.merge && plan.lora.empty()) throw ConfigError("--merge: the run has no adapters");
   if (!options.export_dir.empty()) {
     if (plan.model.empty()) throw ConfigError("--export: the run's model is not one of Hugging Face's shapes");
     plan.export_folder = export_folder(options);
   }
   check_export(plan.export_folder, plan, "");
-  plan.goes_on = options.resume && !found.checkpoints.empty();
+  plan.goes_on = plan.resume && !found.checkpoints.empty();
   plan.begins_at = plan.goes_on ? saved_steps(found) : 0;
   const bool was_edited = config_was_edited(plan);
   Config config = resume_config(plan.config, options, plan.ranks);

@@ -1,7 +1,6 @@
 #include "train/train_rank.h"
 
 #include <ATen/Parallel.h>
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -71,10 +70,10 @@ std::string frame_sample(const TrainPlan& plan, const Sample& sample) {
   }
   if (plan.token_nbytes > 1) {
     return fmt::format("sample     {} tokens at temperature {:g}, after the beginning of the validation text\n\n{}\n",
-                       plan.sample_length, plan.temperature, indented);
+                       plan.sample_length, kSampleTemperature, indented);
   }
   return fmt::format("sample     {} bytes at temperature {:g}, after the prompt {}\n\n{}\n", plan.sample_length,
-                     plan.temperature, nlohmann::json(printable(plan.prompt)).dump(), indented);
+                     kSampleTemperature, nlohmann::json(printable(plan.prompt)).dump(), indented);
 }
 
 /// A run that must not be taken for a good one ends with an error, after everything is said and written.
@@ -154,7 +153,9 @@ void take_best(const RunResult& result, Engine& engine) {
   engine.load_checkpoint(path.parent_path().string(), path.filename().string(), {.module_only = true});
 }
 
-int run(const TrainPlan& plan, Group group) {
+}  // namespace
+
+int train_rank(const TrainPlan& plan, Group group) {
   const Clock clock;
   const at::Device device = device_of_rank(plan.device, group);
   Config config = Config::from_text(plan.config, "configuration of the run");
@@ -221,16 +222,6 @@ int run(const TrainPlan& plan, Group group) {
     }
   }
   return result.stop_signal;
-}
-
-}  // namespace
-
-int train_rank(const TrainPlan& plan, Group group) {
-  try {
-    return run(plan, group);
-  } catch (const c10::Error& error) {
-    throw ModelError(fmt::format("libtorch: {}", error.what_without_backtrace()));
-  }
 }
 
 }  // namespace zero::app
