@@ -145,6 +145,11 @@ refused "--unfused-attention: is of activations" plan --parameters 1e9 --unfused
 refused "gives the model some" train --lora-alpha 3
 "$zero" train --preset gpt-tiny --data a --data text.py --pack-only --cache-dir cache 2>&1 | grep -q "warning: --data: given 2 times; the text is text.py" ||
   fail "two texts, and not a word"
+refused "did you mean '--suffix'?" train --all-files
+refused "did you mean '--recompute'?" plan --checkpointing
+mkdir kinds && cp text.py kinds/text.kind
+refused "kinds" train --data kinds --pack-only --cache-dir cache
+"$zero" train --data kinds --suffix '' --pack-only --cache-dir cache > kinds.out 2>&1 || fail "--suffix '': $(cat kinds.out)"
 mkfifo pipe.txt
 refused "is a pipe, and can be read but once" train --data pipe.txt
 mkdir -p held/checkpoints && "$zero" help ckpt prune held --keep-last 1 | grep -q "^Usage: zero ckpt prune" || fail "zero help with arguments"

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <csignal>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -79,15 +78,6 @@ std::string check_memory(const TrainPlan& plan, const CompareOptions& options, o
   } catch (const ConfigError& error) {
     return error.what();
   }
-}
-
-int run_as_rank() {
-  const char* text = std::getenv(kCaseVariable);
-  if (!text) throw ConfigError("--as-rank is for zero compare itself");
-  const auto one = nlohmann::json::parse(text).get<CompareCase>();
-  const auto launched = launched_rank();
-  const int code = rank_exit_code(launched ? launched->rank : 0, [&] { return run_case(one, init_distributed()); });
-  return code > 128 ? 0 : code;  // the parent reads a stop from the result
 }
 
 /// Runs one mode's ranks to their end. 128 + signal when they were stopped; a failure is in the result.
@@ -228,7 +218,7 @@ int run_modes(const CompareOptions& options, std::vector<std::string> modes, con
 }
 
 int run_compare(CompareOptions options) {
-  if (options.train.as_rank) return run_as_rank();
+  if (options.train.as_rank) return run_as_rank("compare", kCaseVariable, run_case);
   if (const auto launched = launched_rank()) {
     throw ConfigError(fmt::format("zero compare starts its own ranks; run it without {}", launched->launcher));
   }

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <new>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
 
@@ -75,6 +76,16 @@ int launch_own_ranks(const std::string& command, LaunchOptions options) {
     close_all();
     throw;
   }
+}
+
+int run_as_rank(const std::string& command, const char* variable,
+                const std::function<int(const nlohmann::json&, Group)>& run) {
+  const char* const text = std::getenv(variable);
+  if (!text) throw ConfigError(fmt::format("--as-rank is for zero {} itself", command));
+  const auto launched = launched_rank();
+  const int code = rank_exit_code(launched ? launched->rank : 0,
+                                  [&] { return run(nlohmann::json::parse(text), init_distributed()); });
+  return code > 128 ? 0 : code;
 }
 
 int rank_exit_code(int rank, const std::function<int()>& run) {

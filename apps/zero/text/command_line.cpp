@@ -185,9 +185,9 @@ class Reader {
           fmt::format("{} has no option '{}'{}", name_, given.name, did_you_mean(given.name, options_of(*command_))));
     }
     if (!given.takes_value()) {
-      const bool is_cluster =
-          given.value && !given.name.starts_with("--") && read_option(*command_, "-" + *given.value).option == nullptr;
-      if (is_cluster) refuse(fmt::format("{} has no option '{}'; {} takes no value", name_, words_[at_], given.name));
+      const bool is_letter = !given.name.starts_with("--");  // after which other letters may follow: "-qv"
+      if (is_letter && given.value && read_option(*command_, "-" + *given.value).option == nullptr)
+        refuse(fmt::format("{} has no option '{}'; {} takes no value", name_, words_[at_], given.name));
       return;
     }
     const bool may_be_left_out = given.option->get_items_expected_min() == 0;

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -36,17 +35,6 @@ namespace zero::app {
 namespace {
 
 constexpr const char* kPlanVariable = "ZERO_TRAIN_PLAN";
-
-/// A rank that `zero train` has started. A clean stop is no failure here: the parent reads it from
-/// summary.json.
-int run_as_rank() {
-  const char* text = std::getenv(kPlanVariable);
-  if (!text) throw ConfigError("--as-rank is for zero train itself");
-  const auto plan = nlohmann::json::parse(text).get<TrainPlan>();
-  const auto launched = launched_rank();
-  const int code = rank_exit_code(launched ? launched->rank : 0, [&] { return train_rank(plan, init_distributed()); });
-  return code > 128 ? 0 : code;
-}
 
 /// Ranks that torchrun, mpirun, srun or `zero launch` has started: rank 0 prepares, the others get its plan.
 int run_under_launcher(const TrainOptions& options, int rank, const std::string& command_line) {
@@ -180,7 +168,7 @@ std::string config_to_print(TrainOptions options) {
 
 int run_train(const TrainOptions& options, const std::string& command_line) {
   const Console console(true);
-  if (options.as_rank) return run_as_rank();
+  if (options.as_rank) return run_as_rank("train", kPlanVariable, train_rank);
   if (options.print_config) {
     console.print(config_to_print(options) + "\n");
     return exit_code_of_output();

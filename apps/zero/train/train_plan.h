@@ -73,6 +73,11 @@ struct TrainPlan {
 /// What recomputed blocks keep, by the name that --recompute-keep has for it; empty: nothing.
 KeptResults kept_results(const std::string& name);
 
+/// Takes over what the options say of a run, or (not `is_new`) of another start of it.
+void take_options(TrainPlan& plan, const TrainOptions& options, bool is_new);
+/// An absolute path of that; empty: empty.
+std::string absolute_or_empty(const std::string& path);
+
 /// A plan with nothing but the model: the preset and what overrides it. Throws ConfigError for an unknown
 /// preset and for sizes that do not fit each other.
 TrainPlan choose_model(const TrainOptions& options);
@@ -107,9 +112,6 @@ void from_json(const nlohmann::json& json, TrainPlan& plan);
 void write_start(const TrainPlan& plan);
 /// The plan of the run in a folder. Throws ConfigError.
 TrainPlan read_plan(const std::filesystem::path& run_folder);
-/// Throws CheckpointError, with what to do, for a run that cannot go on as it is: its last checkpoint is gone, or it
-/// never had one. Changes nothing.
-void check_can_go_on(const std::string& folder);
 /// " To start it over: zero train --restart ...", for errors about the run's folder.
 std::string restart_hint(const std::string& run_folder);
 
