@@ -1,5 +1,6 @@
 // `zero bench io FOLDER`: what a disk gives to offload, and the "aio" section that gets most of it.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <array>
 #include <memory>
