@@ -7,10 +7,9 @@
 #   make install  PREFIX=~/.local: the command line and the C++ library; make uninstall removes them
 #   make package  a .deb (and a container file) with all that is needed to run
 #   make gpu-bundle   what scripts/gpu_check.sh needs on a machine with a GPU and no network
-#   make report   the newest run, or ARGS="RUN ...", as a page for a browser
 #   make bench    and bench-checkpoint, -collectives, -kernels, -overhead, -routing: docs/benchmarks.md
 #   make wheel    the Python package as a wheel in dist; make shim: one that is named deepspeed
-#   make peers    what others train with (DDP, FSDP2, DeepSpeed), for ARGS=--peers of compare
+#   make peers    what others train with (DDP, FSDP2, DeepSpeed), for benchmarks/peers.py and python_peers.py
 #   make docs     the reference of include/zero with the guides
 #   make test-avx2, -full, -libraries, -asan, -tsan, -fuzz, -fuzz-training, -mutants: docs/testing.md
 #   make check    ROOM=comm: builds and runs the tests of one room of src, each file compiled alone (build/dev)
@@ -34,7 +33,7 @@ JOBS ?= $(shell awk -v c=$$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) '/
 CTEST := ctest --test-dir $(BUILD) --output-on-failure --progress
 export TORCH_DIR PIP_ARGS
 
-.PHONY: help setup test-packages configure build train finetune python wheel package gpu-bundle compare report shim docs peers test test-avx2 test-more test-full test-libraries test-asan test-tsan test-fuzz test-fuzz-training test-mutants check bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing format tidy install uninstall clean
+.PHONY: help setup test-packages configure build train finetune python wheel package gpu-bundle compare shim docs peers test test-avx2 test-more test-full test-libraries test-asan test-tsan test-fuzz test-fuzz-training test-mutants check bench bench-checkpoint bench-collectives bench-kernels bench-overhead bench-routing format tidy install uninstall clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n '1,/PRESET=/p'
@@ -102,17 +101,11 @@ finetune: configure
 	  --steps 40 --eval-batches 4 --run-dir $(FINETUNE)/run --export $(FINETUNE)/tuned $(ARGS)
 	@build/libraries/bin/python scripts/finetune.py check $(FINETUNE)/run $(FINETUNE)/base $(FINETUNE)/tuned $(BUILD)/apps/zero/zero
 
-# matplotlib for the picture; `make peers` also gets what others train with, for ARGS=--peers.
+# matplotlib for the picture.
 compare: configure
 	@scripts/bootstrap.sh plot
 	@cmake --build $(BUILD) -j $(JOBS) --target zero
 	@$(BUILD)/apps/zero/zero compare $(ARGS)
-
-# The newest run, or ARGS="RUN ...", as one page.
-report: configure
-	@scripts/bootstrap.sh plot
-	@cmake --build $(BUILD) -j $(JOBS) --target zero
-	@$(BUILD)/apps/zero/zero report $(ARGS)
 
 peers:
 	@scripts/bootstrap.sh peers

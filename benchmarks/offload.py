@@ -3,8 +3,7 @@
     python benchmarks/offload.py FOLDER [--preset gpt-1b] [--ranks 2] [--steps 4] [--seq 128] [--rounds 2]
 
 FOLDER is on the disk. Goes through the tiers in rounds: everything in memory, states on NVMe, sums of gradients there as
-well, parameters there as well, all three. Between them `zero bench io` measures the disk, read and written at once, and
-fio beside it where that is installed. Prints of each tier: seconds a step, bytes that its ranks read and write, and two
+well, parameters there as well, all three. Between them `zero bench io` measures the disk, read and written at once. Prints of each tier: seconds a step, bytes that its ranks read and write, and two
 limits, with the share of them that was reached: the step in memory and these bytes at the disk's mixed rate at the same
 time, and one after the other, as it has to be where the gradient is clipped: the first update waits for the last
 gradient. Speculative updates begin in backward, and need steps that are not clipped (--clipping). Two more tiers are
@@ -51,12 +50,11 @@ def run(command: list[str], timeout: float) -> str:
     return done.stdout
 
 
-def measure_disk(args: argparse.Namespace) -> dict[str, float]:
-    """Bytes a second, read and written together, in the best blocks and queues; fio's in the same."""
+def measure_disk(args: argparse.Namespace) -> float:
+    """Bytes a second, read and written together, in the best blocks and queues."""
     command = [args.zero, "bench", "io", args.folder, "-n", str(args.ranks), "--seconds", "1", "--json"]
     found = json.loads(run(command, 900))
-    both = [row["mixed_read"] + row["mixed_write"] for row in [*found["rows"], *filter(None, [found["fio"]])]]
-    return {"mixed": max(both[: len(found["rows"])]), "fio": both[-1] if found["fio"] else 0.0}
+    return max(row["mixed_read"] + row["mixed_write"] for row in found["rows"])
 
 
 def train(args: argparse.Namespace, tier: str, scratch: pathlib.Path, number: int) -> dict[str, Any]:
@@ -112,10 +110,8 @@ def main() -> None:
                     best[tier] = one
                 print(f"round {round_number}, {tier}: {one['seconds']:.2f} s", flush=True)
             disks.append(measure_disk(args))
-    mixed = max(disk["mixed"] for disk in disks)
-    fio = max(disk["fio"] for disk in disks)
-    print(f"\ndisk, read and written at once by {args.ranks} ranks: {mixed / 1e9:.2f} GB/s" +
-          (f"; fio {fio / 1e9:.2f} ({mixed / fio:.2f} of it)" if fio else ""))
+    mixed = max(disks)
+    print(f"\ndisk, read and written at once by {args.ranks} ranks: {mixed / 1e9:.2f} GB/s")
     print(f"{args.preset}, {args.seq} tokens a rank, AdamW, bf16, {args.ranks} ranks; the same losses in all tiers\n")
     row = "{:<21}{:>8}{:>9}{:>9}{:>10}{:>9}{:>9}{:>9}{:>8}"
     print(row.format("", "s/step", "read GB", "written", "at once s", "reached", "in turn", "reached", "PSS GB"))

@@ -10,13 +10,9 @@ length, dtype (bf16 with fp32 master weights) and AdamW as the C++ benchmark, on
 --settings: "users" is torchrun as it is; "ours" gives the ranks what ours have: each pinned to its core, and glibc told
 to keep freed memory. Memory is the kernel's own high-water mark (reset once the trainer is built) less what
 other processes share; nothing is sampled while steps run.
-
-`zero compare --peers` gives the model, the initial weights, the tokens and the hyper-parameters with --job FILE.
 """
 import argparse
 import contextlib
-import fnmatch
-import glob
 import json
 import os
 import signal
@@ -27,6 +23,8 @@ import tempfile
 import threading
 import time
 
+ADAMW = {"lr": 1e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
+CLIPPING = 1.0
 SETTINGS = {
     "users": {},
     "ours": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2047 << 20)},
@@ -44,16 +42,9 @@ def arguments():
     parser.add_argument("--timeout", type=int, default=400, help="seconds per mode")
     parser.add_argument("--memory-limit-gb", type=float, default=0,
                         help="ends a mode whose ranks together hold more; 0: no limit")
-    parser.add_argument("--job", help="what zero compare wrote: model, weights, tokens, hyper-parameters")
     parser.add_argument("--out", help="the JSON lines go into this file, and a line for people to standard output")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    options.lr, options.betas, options.eps, options.weight_decay = None, (0.9, 0.999), 1e-8, 0.01
-    options.clipping, options.no_decay, options.weights, options.tokens = 1.0, [], None, None
-    if options.job:
-        with open(options.job) as file:
-            vars(options).update(json.load(file))
-    return options
+    return parser.parse_args()
 
 
 def build_model(options):
@@ -93,47 +84,16 @@ def build_model(options):
             return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
     torch.manual_seed(0)
-    model = GPT()
-    if options.weights:
-        load_weights(model, options.weights)
-    return model
+    return GPT()
 
 
-def load_weights(model, folder):
-    """One tensor at a time, so that the whole is in memory but once."""
+def adamw(parameters):
     import torch
-    from safetensors import safe_open
-    parameters = dict(model.named_parameters())
-    with torch.no_grad():
-        for path in sorted(glob.glob(os.path.join(folder, "*.safetensors"))):
-            with safe_open(path, "pt") as file:
-                for name in file.keys():
-                    parameters.pop(name).copy_(file.get_tensor(name))
-    if parameters:
-        raise ValueError(f"{folder} lacks {', '.join(parameters)}")
-
-
-def parameter_groups(named, options):
-    """Two groups: with weight decay and without, as zero compare's configuration has them."""
-    bare = [p for n, p in named if any(fnmatch.fnmatch(n, pattern) for pattern in options.no_decay)]
-    others = [p for n, p in named if not any(fnmatch.fnmatch(n, pattern) for pattern in options.no_decay)]
-    groups = [{"params": others, "weight_decay": options.weight_decay}]
-    return groups + ([{"params": bare, "weight_decay": 0.0}] if bare else [])
-
-
-def adamw(named, options):
-    import torch
-    return torch.optim.AdamW(parameter_groups(named, options), lr=1e-4, betas=tuple(options.betas), eps=options.eps,
-                             fused=True)
+    return torch.optim.AdamW(parameters, **ADAMW, fused=True)
 
 
 class Trainer:
     """One optimizer step of a list of micro-batches; step() returns the micro-batches' losses."""
-    optimizer = None
-
-    def set_lr(self, lr):
-        for group in self.optimizer.param_groups if self.optimizer else []:
-            group["lr"] = lr
 
 
 class Plain(Trainer):
@@ -157,12 +117,11 @@ class Ddp(Trainer):
 
     def __init__(self, model, options):
         import torch
-        self.torch, self.options = torch, options
-        named = list(model.to(torch.bfloat16).named_parameters())
-        self.low = [p for _, p in named]
+        self.torch = torch
+        self.low = list(model.to(torch.bfloat16).parameters())
         self.model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
         self.masters = [p.detach().float().requires_grad_() for p in self.low]
-        self.optimizer = adamw([(n, m) for (n, _), m in zip(named, self.masters)], options)
+        self.optimizer = adamw(self.masters)
 
     def step(self, batches):
         losses = []
@@ -172,8 +131,7 @@ class Ddp(Trainer):
                 (losses[-1] / len(batches)).backward()
         for master, low in zip(self.masters, self.low):
             master.grad = low.grad.float()
-        if self.options.clipping:
-            self.torch.nn.utils.clip_grad_norm_(self.masters, self.options.clipping)
+        self.torch.nn.utils.clip_grad_norm_(self.masters, CLIPPING)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         with self.torch.no_grad():
@@ -192,8 +150,8 @@ class Fsdp2(Trainer):
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
         for block in model.h:
             fully_shard(block, mesh=mesh, mp_policy=policy)
-        self.torch, self.options, self.model = torch, options, fully_shard(model, mesh=mesh, mp_policy=policy)
-        self.optimizer = adamw(list(model.named_parameters()), options)
+        self.torch, self.model = torch, fully_shard(model, mesh=mesh, mp_policy=policy)
+        self.optimizer = adamw(model.parameters())
 
     def step(self, batches):
         losses = []
@@ -201,8 +159,7 @@ class Fsdp2(Trainer):
             self.model.set_requires_gradient_sync(i + 1 == len(batches))
             losses.append(self.model(tokens))
             (losses[-1] / len(batches)).backward()
-        if self.options.clipping:
-            self.torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clipping)
+        self.torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIPPING)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return losses
@@ -214,14 +171,11 @@ class DeepSpeed(Trainer):
             import deepspeed
             config = {
                 "train_micro_batch_size_per_gpu": options.batch, "gradient_accumulation_steps": options.accumulation,
-                "gradient_clipping": options.clipping, "bf16": {"enabled": True},
-                "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": list(options.betas), "eps": options.eps,
-                                                          "weight_decay": options.weight_decay}},
+                "gradient_clipping": CLIPPING, "bf16": {"enabled": True},
+                "optimizer": {"type": "AdamW", "params": ADAMW},
                 "zero_optimization": {"stage": stage, "overlap_comm": True, "contiguous_gradients": True,
                                       "reduce_bucket_size": 50_000_000}}
-            groups = parameter_groups(list(model.named_parameters()), options)
-            self.engine, *_ = deepspeed.initialize(model=model, model_parameters=groups, config=config)
-        self.optimizer = self.engine.optimizer
+            self.engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
 
     def step(self, batches):
         losses = []
@@ -252,17 +206,12 @@ def peak_pss_mb():
     return max(pss, proc_kb("/proc/self/status", "VmHWM:") - (proc_kb(rollup, "Rss:") - pss)) * 1024 / 1e6
 
 
-def batches_of(options, rank, world):
+def batches_of(options, rank):
     """step -> this rank's micro-batches [batch, seq + 1] of it."""
     import torch
-    shape = (options.accumulation, world, options.batch, options.seq + 1)
-    if options.tokens:
-        import numpy
-        every = numpy.fromfile(options.tokens, dtype=numpy.uint8).reshape(-1, *shape)
-        return lambda step: [torch.from_numpy(every[step, j, rank].astype("int64")) for j in range(shape[0])]
     generator = torch.Generator().manual_seed(rank)
     some = [torch.randint(0, options.vocab, (options.batch, options.seq + 1), generator=generator) for _ in range(8)]
-    return lambda step: [some[(step * shape[0] + j) % len(some)] for j in range(shape[0])]
+    return lambda step: [some[(step * options.accumulation + j) % len(some)] for j in range(options.accumulation)]
 
 
 def worker(options):
@@ -282,13 +231,11 @@ def worker(options):
     else:
         trainer = {"compute": Plain, "ddp": Ddp, "fsdp2": Fsdp2}[mode](model, options)
     world = dist.get_world_size()
-    batches = batches_of(options, rank, world)
+    batches = batches_of(options, rank)
     reset_peak()
     seconds, losses = [], []
     for i in range(options.warmup + options.steps):
         micro = batches(i)
-        if options.lr:
-            trainer.set_lr(options.lr[i])
         dist.barrier()
         begin = time.perf_counter()
         mine = trainer.step(micro)

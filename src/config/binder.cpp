@@ -4,13 +4,32 @@
 
 #include <algorithm>
 
-#include "config/did_you_mean.h"
 #include "config/values.h"
+#include "zero/nearest_name.h"
 
 namespace zero::config {
 namespace {
 
 using nlohmann::json;
+
+/// What others call a key.
+constexpr OtherName kOtherNames[] = {{"learning_rate", "lr"},
+                                     {"weight_decay_rate", "weight_decay"},
+                                     {"epsilon", "eps"},
+                                     {"adam_epsilon", "eps"},
+                                     {"beta1", "betas"},
+                                     {"beta2", "betas"},
+                                     {"batch_size", "train_batch_size"},
+                                     {"global_batch_size", "train_batch_size"},
+                                     {"micro_batch_size", "train_micro_batch_size_per_gpu"},
+                                     {"per_device_train_batch_size", "train_micro_batch_size_per_gpu"},
+                                     {"max_grad_norm", "gradient_clipping"},
+                                     {"clip_grad", "gradient_clipping"},
+                                     {"zero", "zero_optimization"},
+                                     {"warmup_steps", "warmup_num_steps"},
+                                     {"num_warmup_steps", "warmup_num_steps"},
+                                     {"max_lr", "warmup_max_lr"},
+                                     {"total_steps", "total_num_steps"}};
 
 constexpr std::string_view kWrapper = "config_params";
 
@@ -148,7 +167,7 @@ class Binder {
   /// In a section that is off and has no rows of its members: one that would switch it on but for its spelling.
   void look_for_switches(const Key& section, const json& object, const Place& at) {
     for (const auto& [name, value] : object.items()) {
-      const std::string_view near = nearest(name, split(section.gate));
+      const std::string_view near = nearest_name(name, split(section.gate), kOtherNames);
       if (near.empty() || near == name) continue;
       problem({join(at.written, name), join(at.current, name), at.active},
               fmt::format("unknown key; did you mean '{}'?", near));
@@ -228,7 +247,7 @@ class Binder {
     if (name.starts_with('_')) return notice(at, "not read: a name that begins with '_' is taken for a comment");
     std::string text = "unknown key";
     const auto elsewhere = sections_with(name);
-    const std::string_view near = nearest(name, names_in(section.current));
+    const std::string_view near = nearest_name(name, names_in(section.current), kOtherNames);
     const std::string place = section.current.empty() ? "the top level" : "'" + section.current + "'";
     if (!near.empty()) {
       text += fmt::format("; did you mean '{}'?", near);

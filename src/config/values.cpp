@@ -6,7 +6,8 @@
 #include <cmath>
 #include <optional>
 
-#include "config/did_you_mean.h"
+#include "base/edit_distance.h"
+#include "zero/nearest_name.h"
 
 namespace zero::config {
 namespace {
@@ -15,7 +16,7 @@ using nlohmann::json;
 
 constexpr double kTwoTo63 = 9223372036854775808.0;
 
-bool same_text(std::string_view a, std::string_view b) { return edit_distance(a, b) == 0; }
+bool same_text(std::string_view a, std::string_view b) { return base::edit_distance(a, b) == 0; }
 
 std::string range_of(const Key& key) {
   const bool bounded = std::isfinite(key.maximum);
@@ -64,7 +65,7 @@ Checked check_choice(const Key& key, const std::string& text) {
     result.problem = fmt::format("'{}' is not built; available: {}", refused, fmt::join(choices, ", "));
     return result;
   }
-  const std::string_view near = nearest(text, choices);
+  const std::string_view near = nearest_name(text, choices);
   result.problem = fmt::format("got \"{}\", want {}", text, wanted(key));
   if (!near.empty()) result.problem += fmt::format("; did you mean '{}'?", near);
   return result;

@@ -8,12 +8,12 @@
 #include <set>
 #include <span>
 
-#include "config/did_you_mean.h"
 #include "engine/agreement.h"
 #include "intercept/compat.h"
 #include "intercept/parameter_handle.h"
 #include "layout/module_tree.h"
 #include "zero/errors.h"
+#include "zero/nearest_name.h"
 
 namespace zero::engine {
 namespace {
@@ -113,7 +113,7 @@ std::string suggestion(const Inventory& inventory, std::string_view name, bool w
       names.insert(names.end(), buffer.aliases.begin(), buffer.aliases.end());
     }
   }
-  const auto nearest = config::nearest(name, names);
+  const auto nearest = nearest_name(name, names);
   return nearest.empty() ? std::string() : fmt::format("; did you mean '{}'?", nearest);
 }
 

@@ -1,4 +1,4 @@
-// The formulas of the ZeRO papers.
+// The formula of the ZeRO paper.
 #include <fmt/format.h>
 
 #include "layout/sharding.h"
@@ -28,22 +28,6 @@ ModelStates model_states(double parameters, int stage, double ranks, const State
   return {.parameters_nbytes = held(bytes.parameters, sharding.parameters),
           .gradients_nbytes = held(bytes.gradients, sharding.gradients),
           .optimizer_nbytes = held(bytes.optimizer, sharding.optimizer_states)};
-}
-
-double largest_model(double memory_nbytes, int stage, double ranks, double model_parallel, const StateBytes& bytes) {
-  return model_parallel * memory_nbytes / model_states(1, stage, ranks, bytes).total_nbytes();
-}
-
-std::vector<OffloadStates> offload_on_paper(double parameters, double ranks, const StateBytes& bytes) {
-  check(parameters, 0, ranks);
-  const double weights = parameters * bytes.parameters, gradients = parameters * bytes.gradients;
-  const double optimizer = parameters * bytes.optimizer;
-  return {
-      {"ZeRO-Offload: stage 2, gradients and optimizer in host memory", weights, (gradients + optimizer) / ranks, 0},
-      {"stage 3, gradients and optimizer in host memory", weights / ranks, (gradients + optimizer) / ranks, 0},
-      {"ZeRO-Infinity: stage 3, all in host memory", 0, (weights + gradients + optimizer) / ranks, 0},
-      {"ZeRO-Infinity: stage 3, parameters and optimizer on NVMe", 0, gradients / ranks,
-       (weights + optimizer) / ranks}};
 }
 
 }  // namespace zero::plan

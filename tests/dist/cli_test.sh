@@ -32,10 +32,10 @@ in_80_columns() { # what, its text on standard input
   [ -z "$wide" ] || fail "$1: lines beyond 80 columns: $wide"
 }
 commands=("" train generate eval launch ckpt "ckpt list" "ckpt inspect" "ckpt verify" "ckpt export" "ckpt diff" "ckpt prune" plan config
-          "config check" "config convert" "config init" "config keys" compare bench doctor runs "runs list" "runs compare" report
+          "config check" "config convert" "config init" "config keys" compare bench doctor runs "runs list" "runs compare"
           version completion man)
 for command in "${commands[@]}"; do "$zero" help $command | in_80_columns "help of 'zero $command'"; done
-for command in "plan --paper-table" "plan --preset gpt-1b --memory 1GB --offload" "plan --preset gpt-1b --memory 10GB" doctor; do
+for command in "plan --preset gpt-1b --memory 1GB" "plan --preset gpt-1b --memory 10GB" doctor; do
   "$zero" $command | in_80_columns "zero $command"
 done
 "$zero" config init > init.json && "$zero" config check init.json | in_80_columns "zero config check"
@@ -63,10 +63,10 @@ refused "--lr: got 'q', want" train --lr q --steps
 refused "--steps: no value given; want N" train --steps
 refused "-n: got '0', want a whole number" train -n 0
 refused "--dtype: got 'int8', want fp32, bf16, fp16" train --dtype int8
-refused "no file given; want \`zero config check FILE\`" config check
-refused "zero ckpt prune: --keep-last is needed" ckpt prune x
+refused "zero config check: file is required" config check
+refused "zero ckpt prune: --keep-last is required" ckpt prune x
 refused "zero ckpt: no command given; want list, inspect" ckpt
-refused "--tokens: got '1 2 3', want N,..." generate . --tokens "1 2 3"
+refused "--tokens: got '1 2 3', want a whole number" generate . --tokens "1 2 3"
 refused "--parameters: got '0.5', which is less than one" plan --parameters 0.5
 refused "Try \`zero launch --help\`" launch --foo ls
 refused "there is no command 'zero frobnicate'; want train, generate, eval, launch" frobnicate
@@ -77,7 +77,7 @@ refused "Try \`zero ckpt prune --help\`" ckpt prune x
 refused "--steps: got 'abc', want a whole number, at least 1" train --steps abc
 refused "--steps: got '1.5', want a whole number" train --steps 1.5
 refused "--stage: got '4', want a whole number, from 0 to 3" train --stage 4
-refused "--temperature: got 'nan', want a number from 0 to 100" train --temperature nan
+refused "--temperature: got 'nan', want a number from 0 to 100" generate . --temperature nan
 refused "--memory: got '24', want a size with its unit" plan --memory 24
 refused "--data: want a path" train --data ""
 "$zero" train --preset gpt-tiny --steps 1e3 --print-config > config.out 2>&1 || fail "--steps 1e3: $(cat config.out)"
@@ -139,13 +139,17 @@ refused "zero has no option '-n'" -n 2 train
 refused "did you mean 'help'?" hlep
 refused "did you mean '--steps'?" train --STEPS 3
 refused "did you mean '--quiet'?" train --qui
-refused "--peer-modes requires --peers" compare --peer-modes ddp
-refused "--tokens: want numbers with commas" generate r --tokens ''
+refused "--nvme-parameters requires --nvme" train --nvme-parameters
+refused "--tokens: got '', want a whole number" generate r --tokens ''
 refused "--unfused-attention: is of activations" plan --parameters 1e9 --unfused-attention
 refused "gives the model some" train --lora-alpha 3
-refused "with --eval-every 0 there are none" train --patience 1 --eval-every 0
 "$zero" train --preset gpt-tiny --data a --data text.py --pack-only --cache-dir cache 2>&1 | grep -q "warning: --data: given 2 times; the text is text.py" ||
   fail "two texts, and not a word"
+refused "did you mean '--suffix'?" train --all-files
+refused "did you mean '--recompute'?" plan --checkpointing
+mkdir kinds && cp text.py kinds/text.kind
+refused "kinds" train --data kinds --pack-only --cache-dir cache
+"$zero" train --data kinds --suffix '' --pack-only --cache-dir cache > kinds.out 2>&1 || fail "--suffix '': $(cat kinds.out)"
 mkfifo pipe.txt
 refused "is a pipe, and can be read but once" train --data pipe.txt
 mkdir -p held/checkpoints && "$zero" help ckpt prune held --keep-last 1 | grep -q "^Usage: zero ckpt prune" || fail "zero help with arguments"
@@ -180,7 +184,6 @@ expect "the last of two numbers, and one behind its letter" "$(launched --nproc 
 refused "zero ckpt prune takes no argument 'extra'" ckpt prune base extra --jsn
 refused "zero ckpt prune has no option '--jsn'" ckpt prune --jsn 5 base
 refused "--modes: got 'stage9', want some of compute, stage0" compare --modes stage9 --rounds 0
-refused "--peer-settings: got 'me', want some of users, ours" compare --peer-settings me
 refused "--device: got 'tpu', want cpu" eval base --device tpu -n 0
 refused "no program given" launch -n 2
 refused "did you mean '--no-prefix'?" launch -n 1 --no-prefx echo
@@ -224,7 +227,7 @@ refused "holds no run" runs compare runs/s1 text.py
 
 # ---- completion, as bash does it; the manual page ----
 completions() { # words typed
-  bash -c 'eval "$("$0" completion bash)"; shift 0; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _zero; printf "%s\n" "${COMPREPLY[@]}"' "$zero" "$@"
+  bash -c 'eval "$("$0" completion bash)"; program=$0; zero() { "$program" "$@"; }; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _zero; printf "%s\n" "${COMPREPLY[@]}"' "$zero" "$@"
 }
 completions zero tr | grep -qx train || fail "completion of 'zero tr': $(completions zero tr)"
 completions zero ckpt pr | grep -qx prune || fail "completion of 'zero ckpt pr'"
@@ -243,7 +246,7 @@ expect "completion of a preset" "$(completions zero plan --preset gpt-2 | tr '\n
 completions zero completion "" | grep -qx zsh || fail "completion of a shell"
 expect "completion of a file, which is the shell's" "$(completions zero train --config "")" ""
 completions zero train --steps 3 --st | grep -qx -- --stage || fail "completion behind a value"
-for shell in zsh fish; do "$zero" completion $shell | grep -q preset || fail "completion $shell"; done
+for shell in zsh fish; do "$zero" completion $shell | grep -q "zero __complete" || fail "completion $shell"; done
 refused "bash" completion tcsh
 "$zero" man > zero.1 || fail "man: $?"
 head -1 zero.1 | grep -q '^\.TH ZERO 1' || fail "man: $(head -1 zero.1)"

@@ -127,8 +127,15 @@ timeout 60 "$zero" eval adapters --data texts --seq 8 --json > beside.json || fa
 expect "loss of them" "$(value beside.json 'j["loss"]')" "$(value of_run.json 'j["loss"]')"
 
 # ---- the best validation is what is exported
-$train --init-from llama --data long.txt --seq 8 --steps 12 --eval-every 2 --lr 1.5 --batch-size 2 --dtype fp32 --sample-length 0 \
-  --eval-batches 0 --run-dir best --patience 3 --keep-best --export exported > out 2>&1 || fail "train --keep-best: $(cat out)"
+cat > rising.json <<'END'
+{"train_batch_size": 2, "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0,
+ "optimizer": {"type": "AdamW", "params": {"lr": 1.5, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}},
+ "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 12, "warmup_num_steps": 2, "warmup_type": "linear",
+                                                    "warmup_min_ratio": 0.01, "cos_min_ratio": 0.05}},
+ "zero_optimization": {"stage": 3}}
+END
+$train --init-from llama --data long.txt --seq 8 --steps 8 --eval-every 2 --config rising.json --sample-length 0 \
+  --eval-batches 0 --run-dir best --keep-best --export exported > out 2>&1 || fail "train --keep-best: $(cat out)"
 kept=$(value best/summary.json 'j["best_checkpoint"]')
 [ -n "$kept" ] && [ "$(value best/summary.json 'j["best_val_loss_step"]')" -lt "$(value best/summary.json 'j["steps"]')" ] || fail "best: $(cat out)"
 timeout 60 "$zero" eval exported --data texts --seq 8 --json > of_export.json || fail "eval of the export"
@@ -184,7 +191,7 @@ grep -q "of 3,000 bytes in sequences of 32" out || fail "eval says $(cat out)"
 refused "'nowhere' is no model" generate nowhere
 refused "'nowhere' is no model" eval nowhere
 mkdir empty && refused "'empty' is no model" generate empty
-refused "no model given" generate
+refused "zero generate: model is required" generate
 refused "vocabulary has 23 tokens" generate llama --tokens 99
 refused "made for 16 positions" generate llama --tokens 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1
 refused "give the tokens themselves with --tokens" generate mistral --prompt x

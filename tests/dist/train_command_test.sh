@@ -34,16 +34,6 @@ expect "lines about traffic, -v" "$(grep -c '^traffic' verbose.out)" 1
 cmp -s json.out json/summary.json || fail "--json is not the summary: $(diff json.out json/summary.json | head -3)"
 "$zero" train $common --json -v > both.out 2>&1; expect "exit code of --json -v" $? 2
 
-"$zero" train $common -n 2 --norms --no-tensorboard --run-dir norms -q > norms.out 2>&1 || fail "--norms: $(cat norms.out)"
-python3 - <<'END' || fail "norms of units do not add up"
-import json, math
-lines = [json.loads(line) for line in open("norms/metrics.jsonl")]
-lines = [line for line in lines if "loss" in line]
-assert len(lines) == 4 and all(len(line["unit_grad_norms"]) > 1 for line in lines)
-for line in lines:
-    assert math.isclose(math.hypot(*line["unit_grad_norms"].values()), line["grad_norm"], rel_tol=1e-9), line
-END
-
 noisy="--preset gpt-tiny --data text.py --cache-dir cache --steps 6 --eval-batches 1 --sample-length 0 --batch-size 8 --micro-batch 2 --no-tensorboard -q"
 noise() { grep -oE '"gradient_noise_scale":[^,}]*' "$1/metrics.jsonl"; }
 "$zero" train $noisy -n 2 --noise --run-dir noise2 > noise.out 2>&1 || fail "--noise: $(cat noise.out)"

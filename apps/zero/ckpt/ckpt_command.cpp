@@ -1,5 +1,3 @@
-#include "ckpt/ckpt_command.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
@@ -14,8 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "commands.h"
 #include "text/console.h"
-#include "text/number_check.h"
+#include "text/options.h"
 #include "text/text_format.h"
 #include "zero/checkpoint.h"
 #include "zero/errors.h"
@@ -28,7 +27,7 @@ using nlohmann::ordered_json;
 
 struct CkptArguments {
   std::string path, other, to;
-  checkpoint::ExportOptions export_options;
+  std::string dtype = checkpoint::ExportOptions().dtype;
   double max_file_gb = 5;
   int keep_last = 0;
   bool dry_run = false;
@@ -303,16 +302,18 @@ std::string weights_in(const std::string& folder) {
   return {};
 }
 
-int export_weights(CkptArguments arguments) {
+int export_weights(const CkptArguments& arguments) {
   const std::string there = weights_in(arguments.to);
   if (!there.empty() && !arguments.overwrite) {
     throw ConfigError(fmt::format("{} is there already: export to another folder, or over it with --overwrite", there));
   }
-  arguments.export_options.max_file_nbytes = static_cast<std::uint64_t>(arguments.max_file_gb * 1e9);
   checkpoint::ExportReport report;
   {
     ProgressBar bar;
-    report = checkpoint::export_weights(arguments.path, arguments.to, arguments.export_options, bar.callback());
+    report = checkpoint::export_weights(
+        arguments.path, arguments.to,
+        {.dtype = arguments.dtype, .max_file_nbytes = static_cast<std::uint64_t>(arguments.max_file_gb * 1e9)},
+        bar.callback());
   }
   if (arguments.json)
     return say_json({{"tensors", report.tensors}, {"nbytes", report.nbytes}, {"files", report.files}});
@@ -377,45 +378,44 @@ void add_ckpt_command(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<CkptArguments>();
   CLI::App* command = app.add_subcommand("ckpt", "look at, verify, compare, export and prune checkpoints");
   command->require_subcommand(1);
-  const auto add = [&](const char* name, const char* help, const char* path_help, int (*run)(const CkptArguments&)) {
+  CkptArguments& to = *arguments;
+  const auto add = [&](const char* name, const char* help, const char* path_help, int (*run)(const CkptArguments&),
+                       const std::vector<OptionRow>& own) {
     CLI::App* sub = command->add_subcommand(name, help);
-    sub->add_option("path", arguments->path, path_help)->required()->check(not_empty("a path"));
+    add_options(*sub, {{.names = "path",
+                        .to = &to.path,
+                        .values = not_empty("PATH", "a path"),
+                        .help = path_help,
+                        .is_required = true}});
+    add_options(*sub, own);
+    add_options(*sub, {{"--json", &to.json, Values{}, "print JSON, for scripts"}});
     sub->callback([arguments, run, &exit_code] {
       arguments->path = checkpoints_of(arguments->path);
       arguments->other = checkpoints_of(arguments->other);
       exit_code = run(*arguments);
     });
-    return sub;
   };
   constexpr const char* kEither = "a checkpoint, a folder of checkpoints, or a run's (then its latest)";
   constexpr const char* kFolder = "folder of checkpoints, or of a run";
-  add("list", "checkpoints of a folder; * marks the latest", kFolder, list);
-  add("inspect", "tensors, sizes, configuration, step", kEither, inspect)
-      ->add_flag("--all", arguments->all_tensors, "optimizer states and random streams too, which --json always has");
-  add("verify", "read every byte and compare every checksum; exit code 1 on damage", kEither, verify)
-      ->add_flag("--every", arguments->every, "every checkpoint of the folder, not its latest alone");
-  CLI::App* exporting = add("export", "weights as safetensors files for Hugging Face's loaders", kEither,
-                            [](const CkptArguments& given) { return export_weights(given); });
-  exporting->add_option("folder", arguments->to, "folder to write to")->required();
-  exporting->add_option("--dtype", arguments->export_options.dtype, "fp32, bf16, fp16 or module")
-      ->check(one_of({"fp32", "bf16", "fp16", "module"}))
-      ->type_name("fp32|bf16|fp16|module")
-      ->capture_default_str();
-  exporting->add_flag("--overwrite", arguments->overwrite, "over weights that are in the folder already");
-  exporting->add_option("--max-file-gb", arguments->max_file_gb, "largest file, in 10^9 bytes")
-      ->check(real_number(1e-9, 1e9))
-      ->type_name("X")
-      ->capture_default_str();
-  CLI::App* comparing = add("diff", "compare tensor by tensor; exit code 1 when any differs", "checkpoint A", diff);
-  comparing->add_option("other", arguments->other, "checkpoint B")->required();
-  CLI::App* pruning = add("prune", "remove old checkpoints and what interrupted saves left", kFolder, prune);
-  pruning->add_option("--keep-last", arguments->keep_last, "how many to keep")
-      ->required()
-      ->transform(whole_number(1, 1 << 20))
-      ->type_name("N");
-  pruning->add_flag("--dry-run", arguments->dry_run, "only say what would go");
-  for (CLI::App* sub : command->get_subcommands({}))
-    sub->add_flag("--json", arguments->json, "print JSON, for scripts");
+  add("list", "checkpoints of a folder; * marks the latest", kFolder, list, {});
+  add("inspect", "tensors, sizes, configuration, step", kEither, inspect,
+      {{"--all", &to.all_tensors, Values{}, "optimizer states and random streams too, which --json always has"}});
+  add("verify", "read every byte and compare every checksum; exit code 1 on damage", kEither, verify,
+      {{"--every", &to.every, Values{}, "every checkpoint of the folder, not its latest alone"}});
+  add("export", "weights as safetensors files for Hugging Face's loaders", kEither, export_weights,
+      {{.names = "folder", .to = &to.to, .values = {"FOLDER"}, .help = "folder to write to", .is_required = true},
+       {"--dtype", &to.dtype, choice("fp32|bf16|fp16|module"), "fp32, bf16, fp16 or module"},
+       {"--overwrite", &to.overwrite, Values{}, "over weights that are in the folder already"},
+       {"--max-file-gb", &to.max_file_gb, real(1e-9, 1e9), "largest file, in 10^9 bytes"}});
+  add("diff", "compare tensor by tensor; exit code 1 when any differs", "checkpoint A", diff,
+      {{.names = "other", .to = &to.other, .values = {"OTHER"}, .help = "checkpoint B", .is_required = true}});
+  add("prune", "remove old checkpoints and what interrupted saves left", kFolder, prune,
+      {{.names = "--keep-last",
+        .to = &to.keep_last,
+        .values = whole(1, 1 << 20),
+        .help = "how many to keep",
+        .is_required = true},
+       {"--dry-run", &to.dry_run, Values{}, "only say what would go"}});
 }
 
 }  // namespace zero::app

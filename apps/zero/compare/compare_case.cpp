@@ -45,7 +45,6 @@ class Trainer {
     }
     engine_.emplace(
         initialize(model_, config, {.group = group, .device = device_, .parameter_groups = {no_decay_group()}}));
-    if (!one.weights_folder.empty()) engine_->save_16bit_model(one.weights_folder, {.dtype = "fp32"});
   }
 
   double micro_batch(const at::Tensor& host_tokens) {
@@ -98,7 +97,9 @@ ordered_json memory_json(const Group& group, const Trainer& trainer) {
   return json;
 }
 
-int run(const CompareCase& one, Group group) {
+}  // namespace
+
+int run_case(const CompareCase& one, Group group) {
   const at::Device device = device_of_rank(one.plan.device, group);
   const Config config = Config::from_text(one.plan.config, "configuration of the comparison");
   set_up_process(group, config, {.announce_stop = false, .quiet = true, .device = device});
@@ -151,48 +152,12 @@ int run(const CompareCase& one, Group group) {
                                {"learning_rates", rates},
                                {"initialize_seconds", initialize_seconds},
                                {"received_nbytes_per_step", mean_received},
-                               {"ms_per_step",
-                                {{"gradient_copy", each * inside.gradient_copy},
-                                 {"reduce", each * inside.reduce},
-                                 {"gather", each * inside.gather},
-                                 {"wait", each * inside.wait},
-                                 {"norm", each * inside.norm},
-                                 {"update", each * inside.update},
-                                 {"publish", each * inside.publish}}},
+                               {"ms_per_step", breakdown_json(inside, each)},
                                {"memory", memory}};
   std::ofstream file(one.result_file);
   file << result.dump(1) << "\n";
   if (!file.flush()) throw IoError(fmt::format("cannot write {}", one.result_file));
   return stop_signal;
-}
-
-}  // namespace
-
-std::string to_json(const CompareCase& one) {
-  return nlohmann::json{{"plan", to_json(one.plan)},
-                        {"mode", one.mode},
-                        {"result_file", one.result_file},
-                        {"weights_folder", one.weights_folder},
-                        {"warmup", one.warmup}}
-      .dump();
-}
-
-CompareCase case_from_json(const std::string& text) {
-  try {
-    const auto json = nlohmann::json::parse(text);
-    return {plan_from_json(json.at("plan")), json.at("mode"), json.at("result_file"), json.at("weights_folder"),
-            json.at("warmup")};
-  } catch (const nlohmann::json::exception& error) {
-    throw InternalError(fmt::format("the plan of the comparison cannot be read: {}", error.what()));
-  }
-}
-
-int run_case(const CompareCase& one, Group group) {
-  try {
-    return run(one, std::move(group));
-  } catch (const c10::Error& error) {
-    throw ModelError(fmt::format("libtorch: {}", error.what_without_backtrace()));
-  }
 }
 
 }  // namespace zero::app

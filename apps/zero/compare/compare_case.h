@@ -1,7 +1,7 @@
 #pragma once
 // One row of `zero compare`: the same model and tokens under one ZeRO stage, measured by ranks of its own.
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "train/train_plan.h"
@@ -11,16 +11,13 @@ namespace zero::app {
 
 /// What the ranks of one case are told.
 struct CompareCase {
-  TrainPlan plan;              ///< model, corpus, seed, resolved configuration; `steps` counts warm-up too
-  std::string mode;            ///< "compute", "stage0" ... "stage3", "stage3-copying"
-  std::string result_file;     ///< written by rank 0 when the case is over
-  std::string weights_folder;  ///< the initial weights are exported here as fp32; empty: they are not
+  TrainPlan plan;           ///< model, corpus, seed, resolved configuration; `steps` counts warm-up too
+  std::string mode;         ///< "compute", "stage0" ... "stage3", "stage3-copying"
+  std::string result_file;  ///< written by rank 0 when the case is over
   std::int64_t warmup = 0;
 };
 
-std::string to_json(const CompareCase& one);
-/// Throws InternalError for anything that to_json() did not write.
-CompareCase case_from_json(const std::string& json);
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CompareCase, plan, mode, result_file, warmup)
 
 /// Trains the case's steps and writes its result: losses, seconds, memory by kind and rank, bytes received,
 /// learning rates. "compute" is forward and backward of the plain module, with no engine. Ends early on a

@@ -1,20 +1,17 @@
-#include "compare/compare_command.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <csignal>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 #include <sstream>
 
+#include "commands.h"
 #include "compare/compare_case.h"
 #include "compare/compare_options.h"
-#include "compare/compare_peers.h"
 #include "compare/compare_report.h"
 #include "host/cpu_share.h"
 #include "host/host_facts.h"
@@ -30,7 +27,6 @@
 #include "text/text_format.h"
 #include "train/train_config.h"
 #include "train/train_loop.h"
-#include "zero/cpu_products.h"
 #include "zero/errors.h"
 #include "zero/launch.h"
 #include "zero/train.h"
@@ -84,15 +80,6 @@ std::string check_memory(const TrainPlan& plan, const CompareOptions& options, o
   }
 }
 
-int run_as_rank() {
-  const char* text = std::getenv(kCaseVariable);
-  if (!text) throw ConfigError("--as-rank is for zero compare itself");
-  const CompareCase one = case_from_json(text);
-  const auto launched = launched_rank();
-  const int code = rank_exit_code(launched ? launched->rank : 0, [&] { return run_case(one, init_distributed()); });
-  return code > 128 ? 0 : code;  // the parent reads a stop from the result
-}
-
 /// Runs one mode's ranks to their end. 128 + signal when they were stopped; a failure is in the result.
 int run_mode(const CompareCase& one, ordered_json& result) {
   const CpuShare share;
@@ -100,7 +87,7 @@ int run_mode(const CompareCase& one, ordered_json& result) {
   int asked_to_stop = 0;
   const int code = launch_own_ranks("zero compare", {.nproc = one.plan.ranks,
                                                      .command = {own_command()[0], "compare", "--as-rank"},
-                                                     .environment = {{kCaseVariable, to_json(one)}},
+                                                     .environment = {{kCaseVariable, nlohmann::json(one).dump()}},
                                                      .on_stop = [&](int signal) { asked_to_stop = signal; }});
   std::ifstream file(one.result_file);
   auto found = ordered_json::parse(file, nullptr, /*allow_exceptions=*/false);
@@ -131,24 +118,14 @@ fs::path make_folder(const CompareOptions& options) {
 /// How long it will take, and what to do about it where that is long. Of a comparison on the CPU of this host; else "".
 std::string describe_its_time(const TrainPlan& plan, const Config& config, const CompareOptions& options) {
   if (plan.device != "cpu") return "";
-  const MachineSpeed speed = measure_machine(config.param_dtype(), plan.ranks);
-  const auto runs = static_cast<double>(modes_of(options.modes).size()) * static_cast<double>(options.rounds);
-  const double seconds = runs * seconds_of_training(size_of(gpt_options(plan)), speed, plan.ranks, plan.steps,
-                                                    config.train_batch_size, /*validated=*/0);
-  std::string text = describe_time(speed, plan.ranks, seconds,
-                                   "a smaller --preset, fewer --steps, --rounds 1 or fewer --modes end it sooner");
-  if (options.peers && speed.in_fp32) {
-    const double native = measure_cpu_products(speed.dtype).native;
-    text += hanging("", fmt::format("the peers compute in {} by libtorch's own kernels, which take about {:.0f} times "
-                                    "as long here; --dtype fp32 compares all in one way",
-                                    dtype_name(speed.dtype), speed.flops / native));
-  }
-  return text;
+  const auto runs = static_cast<std::int64_t>(modes_of(options.modes).size()) * options.rounds;
+  return describe_time(config, plan.ranks,
+                       {.model = size_of(gpt_options(plan)), .steps = runs * plan.steps, .validated = 0},
+                       "a smaller --preset, fewer --steps, --rounds 1 or fewer --modes end it sooner");
 }
 
 TrainPlan prepare(const CompareOptions& options, const Console& console) {
   TrainPlan plan = choose_model(options.train);
-  if (!options.train.device.empty()) plan.device = options.train.device;
   check_device(plan.device);
   plan.ranks = options.train.ranks.value_or(default_ranks(plan.device, kDefaultRanks));
   plan.steps = options.train.steps.value_or(kCompareSteps);
@@ -158,8 +135,8 @@ TrainPlan prepare(const CompareOptions& options, const Console& console) {
   Progress progress(console, 0, 0);
   progress.busy("reading the text ...");
   const Clock clock;
-  const CorpusInfo corpus = pack_and_check(
-      choose_corpus(options.train.data, options.train.cache_dir, wanted_suffixes(options.train)), plan.seq);
+  const CorpusInfo corpus =
+      pack_and_check(choose_corpus(options.train.data, options.train.cache_dir, options.train.suffixes), plan.seq);
   progress.finish();
   plan.corpus_folder = corpus.folder.string();
   plan.corpus_hash = corpus.hash;
@@ -205,8 +182,6 @@ int run_once(const CompareOptions& options, const std::string& mode, const fs::p
   one.mode = mode;
   one.warmup = options.warmup;
   one.result_file = (folder / (mode + ".json")).string();
-  const bool has_weights = fs::exists(folder / "weights");
-  if (options.peers && !has_weights && mode != "compute") one.weights_folder = (folder / "weights").string();
   const Config config = Config::from_text(one.plan.config, "configuration of the comparison");
   result = {{"mode", mode}, {"tokens_per_step", config.train_batch_size * one.plan.seq}};
   const std::string unfit = mode == "compute" ? "" : check_memory(one.plan, options, result);
@@ -243,7 +218,7 @@ int run_modes(const CompareOptions& options, std::vector<std::string> modes, con
 }
 
 int run_compare(CompareOptions options) {
-  if (options.as_rank) return run_as_rank();
+  if (options.train.as_rank) return run_as_rank("compare", kCaseVariable, run_case);
   if (const auto launched = launched_rank()) {
     throw ConfigError(fmt::format("zero compare starts its own ranks; run it without {}", launched->launcher));
   }
@@ -255,14 +230,8 @@ int run_compare(CompareOptions options) {
   comparison.rounds = options.rounds;
   comparison.plan = prepare(options, console);
   const Config config = Config::from_text(comparison.plan.config, "configuration of the comparison");
-  if (!options.peers && !options.python.empty() && find_python(options.python, {}).empty())
+  if (!options.python.empty() && find_python(options.python, {}).empty())
     throw ConfigError(fmt::format("--python {}: is no Python that runs", options.python));
-  if (options.peers && comparison.plan.device != "cpu") {
-    throw ConfigError(
-        "--peers: on the CPU, over gloo; with --device cuda leave it away (benchmarks/python_peers.py "
-        "--device cuda has peers on GPUs)");
-  }
-  if (options.peers) check_peers(options, config, modes);  // before anything takes time
   const fs::path folder = make_folder(options);
   const int stopped = run_modes(options, modes, folder, console, comparison);
   if (stopped != 0) {
@@ -273,11 +242,6 @@ int run_compare(CompareOptions options) {
                                           : fmt::format("the result of {} that ended",
                                                         counted(static_cast<std::int64_t>(complete), "mode"))));
     if (complete == 0) return stopped;
-  }
-  if (options.peers && stopped == 0) {
-    int code = 0;
-    comparison.peers = run_peers(options, comparison, folder, code);
-    if (code > 128) return code;
   }
   const ordered_json result = comparison_json(comparison);
   write_run_json(folder.string(), kResult, result);

@@ -7,20 +7,14 @@
 namespace zero::app {
 
 struct CompareOptions {
-  TrainOptions train;  ///< data, model, ranks, config, steps, seed, force, quiet: as for `zero train`
+  TrainOptions train;  ///< rows of `zero train`
   std::string modes = "compute,stage0,stage1,stage2,stage3,stage3-copying";
   std::int64_t warmup = 2;
   std::int64_t rounds = 2;
   std::string out;  ///< folder; empty: comparisons/<date-time>-<preset>
   bool no_plot = false;
   bool json = false;
-  // Others.
-  bool peers = false;
-  std::string peer_modes = "compute,ddp,fsdp2,zero1,zero2,zero3";
-  std::string peer_settings = "users";
-  std::string python;  ///< of the peers' environment and the picture; empty: see find_python()
-  std::int64_t peer_timeout_s = 600;
-  bool as_rank = false;  ///< internal: this process is a rank that `zero compare` has started
+  std::string python;  ///< of the picture; empty: see find_python()
 };
 
 inline constexpr std::int64_t kCompareSteps = 12;

@@ -133,50 +133,6 @@ std::string time_rows(const Comparison& comparison) {
   return text + "\n";
 }
 
-std::string peer_title(const ordered_json& peer) {
-  static const std::pair<const char*, const char*> kTitles[] = {{"compute", "PyTorch, no optimizer"},
-                                                                {"ddp", "DDP"},
-                                                                {"fsdp2", "FSDP2"},
-                                                                {"zero1", "DeepSpeed ZeRO-1"},
-                                                                {"zero2", "DeepSpeed ZeRO-2"},
-                                                                {"zero3", "DeepSpeed ZeRO-3"}};
-  std::string title = peer["mode"];
-  for (const auto& [mode, name] : kTitles) {
-    if (title == mode) {
-      title = name;
-      break;
-    }
-  }
-  return peer["settings"] == "ours" ? title + ", our settings" : title;
-}
-
-double furthest(const ordered_json& losses, const ordered_json& others) {
-  double most = 0;
-  for (std::size_t i = 0; i < std::min(losses.size(), others.size()); ++i) {
-    most = std::max(most, std::abs(losses[i].get<double>() - others[i].get<double>()));
-  }
-  return most;
-}
-
-std::string peer_rows(const Comparison& comparison) {
-  if (comparison.peers.empty()) return "";
-  constexpr const char* kRow = "  {:<30}{:>10}{:>11}{:>11}{:>14}\n";
-  std::string text = fmt::format(kRow, "in Python", "ms a step", "x fwd+bwd", "MB in all", "losses apart");
-  const ordered_json* ours = first_stage(comparison);
-  for (const auto& peer : comparison.peers) {
-    if (failed(peer)) {
-      text += fmt::format("  {:<30}{}\n", peer_title(peer), peer["error"].get<std::string>());
-      continue;
-    }
-    const bool trains = peer["mode"] != "compute";
-    text += fmt::format(kRow, peer_title(peer), fmt::format("{:.1f}", 1e3 * peer["step_s"].get<double>()),
-                        peer.contains("ratio") ? fmt::format("{:.2f}", peer["ratio"].get<double>()) : "-",
-                        megabytes(1e6 * peer["pss_mb_all_ranks"].get<double>()),
-                        trains && ours ? fmt::format("{:.5f}", furthest((*ours)["losses"], peer["losses"])) : "-");
-  }
-  return text + "\n";
-}
-
 std::string loss_line(const Comparison& comparison) {
   const ordered_json* ours = first_stage(comparison);
   if (!ours) return "";
@@ -257,8 +213,7 @@ bool same_losses(const Comparison& comparison) {
 }
 
 std::string describe_comparison(const Comparison& comparison) {
-  return memory_rows(comparison) + time_rows(comparison) + peer_rows(comparison) + loss_line(comparison) +
-         doubt_lines(comparison);
+  return memory_rows(comparison) + time_rows(comparison) + loss_line(comparison) + doubt_lines(comparison);
 }
 
 ordered_json comparison_json(const Comparison& comparison) {
@@ -275,8 +230,7 @@ ordered_json comparison_json(const Comparison& comparison) {
           {"config", ordered_json::parse(plan.config)},
           {"corpus_hash", plan.corpus_hash},
           {"same_losses", same_losses(comparison)},
-          {"modes", comparison.modes},
-          {"peers", comparison.peers}};
+          {"modes", comparison.modes}};
 }
 
 }  // namespace zero::app

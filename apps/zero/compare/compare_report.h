@@ -14,7 +14,6 @@ struct Comparison {
   std::int64_t rounds = 1;
   /// Results of cases, or {"mode", "error"}, with "rounds": each {"seconds", "others_cpu_share"}.
   std::vector<nlohmann::ordered_json> modes;
-  std::vector<nlohmann::ordered_json> peers;  ///< lines of peers.py
 };
 
 /// Takes the result of another round: its times beside those there are, and the largest peak. The losses must be the
@@ -27,7 +26,7 @@ std::string mode_title(const std::string& mode);
 /// The line that is printed when a mode is over.
 std::string describe_mode(const Comparison& comparison, const nlohmann::ordered_json& result);
 
-/// Memory by kind, step time and traffic of every mode, the losses, and the peers.
+/// Memory by kind, step time and traffic of every mode, and the losses.
 std::string describe_comparison(const Comparison& comparison);
 
 /// True when all stages have the same losses in all steps, to the last bit.

@@ -16,15 +16,14 @@ import matplotlib.pyplot as plt  # noqa: E402
 from matplotlib.ticker import MaxNLocator  # noqa: E402
 
 TITLES = {"compute": "fwd+bwd\nalone", "stage0": "ZeRO-0\n(DP)", "stage1": "ZeRO-1", "stage2": "ZeRO-2",
-          "stage3": "ZeRO-3", "stage3-copying": "ZeRO-3\ncopying", "ddp": "DDP", "fsdp2": "FSDP2",
-          "zero1": "DeepSpeed\nZeRO-1", "zero2": "DeepSpeed\nZeRO-2", "zero3": "DeepSpeed\nZeRO-3"}
+          "stage3": "ZeRO-3", "stage3-copying": "ZeRO-3\ncopying"}
 # Of the ledger, from below: which figure, and a colour that the colour-blind tell from its neighbours.
 WORDS = {"master": "master weights", "gather": "gather buffers"}
 KINDS = {"parameters": ("current_nbytes", "#0072b2"), "master": ("current_nbytes", "#56b4e9"),
          "optimizer": ("current_nbytes", "#009e73"), "gradients": ("current_nbytes", "#f0e442"),
          "buckets": ("peak_nbytes", "#e69f00"), "gather": ("peak_nbytes", "#d55e00"),
          "activations": ("peak_nbytes", "#bbbbbb")}
-OURS, ALONE, PEER = "#0072b2", "#7f8fa6", "#b0b0b0"
+OURS, ALONE = "#0072b2", "#7f8fa6"
 CURVES = ("#56b4e9", "#009e73", "#e69f00", "#d55e00", "#000000")
 LOOK = {"font.family": "sans-serif", "font.size": 11, "axes.titlesize": 12.5, "axes.titleweight": "bold",
         "axes.titlelocation": "left", "axes.titlepad": 10, "axes.spines.top": False, "axes.spines.right": False,
@@ -39,14 +38,6 @@ def medians(mode, warmup):
     return [1e3 * statistics.median(seconds[min(warmup, len(seconds) - 1):]) for seconds in rounds]
 
 
-def title(result):
-    name = TITLES.get(result["mode"], result["mode"])
-    if "settings" not in result:
-        return name
-    name = "PyTorch\nalone" if result["mode"] == "compute" else name
-    return name + ("\n(our settings)" if result["settings"] == "ours" else "")
-
-
 def draw_states(axes, modes):
     """Stacked: what the fullest rank holds, by kind."""
     modes = [mode for mode in modes if mode["mode"] != "compute"]
@@ -59,7 +50,7 @@ def draw_states(axes, modes):
         below = [a + b for a, b in zip(below, heights)]
     for place, height in zip(places, below):
         axes.annotate(f"{height:,.0f}", (place, height), xytext=(0, 3), textcoords="offset points", ha="center")
-    axes.set_xticks(places, [title(mode) for mode in modes])
+    axes.set_xticks(places, [TITLES[mode["mode"]] for mode in modes])
     axes.set_title("What the fullest rank holds, MB")
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], labels[::-1], fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
@@ -80,34 +71,30 @@ def draw_bars(axes, bars, text):
     axes.set_title(text)
 
 
-def memory_bars(modes, peers):
+def memory_bars(modes):
     bars = []
     for mode in modes:
         memory = mode["memory"]
         nbytes = memory.get("peak_device_nbytes", memory["peak_pss_nbytes"])
-        bars.append((title(mode), nbytes / 1e6, ALONE if mode["mode"] == "compute" else OURS, 0, 0))
-    return bars + [(title(p), p["pss_mb_all_ranks"], PEER, 0, 0) for p in peers]
+        bars.append((TITLES[mode["mode"]], nbytes / 1e6, ALONE if mode["mode"] == "compute" else OURS, 0, 0))
+    return bars
 
 
-def time_bars(modes, peers, warmup):
+def time_bars(modes, warmup):
     bars = []
     for mode in modes:
         rounds = medians(mode, warmup)
         colour = ALONE if mode["mode"] == "compute" else OURS
-        bars.append((title(mode), min(rounds), colour, 0, max(rounds) - min(rounds)))
-    return bars + [(title(p), 1e3 * p["step_s"], PEER, 0, 0) for p in peers]
+        bars.append((TITLES[mode["mode"]], min(rounds), colour, 0, max(rounds) - min(rounds)))
+    return bars
 
 
-def draw_losses(axes, modes, peers, same):
+def draw_losses(axes, modes, same):
     """Each curve is thinner than the one before, so that those that coincide can all be seen."""
     curves = [mode for mode in modes if mode["mode"] != "compute"]
     for i, mode in enumerate(curves):
         axes.plot(range(1, len(mode["losses"]) + 1), mode["losses"], linewidth=1.6 + 2.4 * (len(curves) - 1 - i),
-                  color=CURVES[i % len(CURVES)], solid_capstyle="round", label=title(mode).replace("\n", " "))
-    for peer in peers:
-        if peer["mode"] != "compute":
-            axes.plot(range(1, len(peer["losses"]) + 1), peer["losses"], linestyle="--", linewidth=1, color="#666666",
-                      label=title(peer).replace("\n", " "))
+                  color=CURVES[i % len(CURVES)], solid_capstyle="round", label=TITLES[mode["mode"]].replace("\n", " "))
     axes.set_title("Loss, nats per byte" + (": the same bits at every stage" if same else ""))
     axes.set_xlabel("step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -134,19 +121,18 @@ def main():
     folder = pathlib.Path(sys.argv[1])
     found = json.loads((folder / "compare.json").read_text())
     modes = [mode for mode in found["modes"] if "error" not in mode]
-    peers = [peer for peer in found["peers"] if "error" not in peer]
     if not modes:
         sys.exit("plot_compare: no mode has a result")
-    columns = len(modes) + len(peers)
+    columns = len(modes)
     with plt.rc_context(LOOK):
         figure, grid = plt.subplots(2, 2, figsize=(max(14, 1.7 * columns + 4), 9.5), layout="constrained")
         top = heading(figure, found)
         draw_states(grid[0][0], modes)
         on_device = all("peak_device_nbytes" in mode["memory"] for mode in modes)
-        draw_bars(grid[0][1], memory_bars(modes, peers),
+        draw_bars(grid[0][1], memory_bars(modes),
                   "Peak of the fullest device, MB" if on_device else "Peak of all processes together (PSS), MB")
-        draw_bars(grid[1][0], time_bars(modes, peers, found["warmup"]), "Time of a step, ms (fastest round; line: up to the slowest)")
-        draw_losses(grid[1][1], modes, peers, found["same_losses"])
+        draw_bars(grid[1][0], time_bars(modes, found["warmup"]), "Time of a step, ms (fastest round; line: up to the slowest)")
+        draw_losses(grid[1][1], modes, found["same_losses"])
         for axes in grid.flat[:3]:
             axes.tick_params(axis="x", labelsize="small", rotation=45 if columns > 9 else 0, length=0)
             axes.margins(y=0.12)

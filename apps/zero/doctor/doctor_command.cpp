@@ -1,6 +1,4 @@
 // What this machine has of what training needs, found out by trying.
-#include "doctor/doctor_command.h"
-
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <fmt/format.h>
@@ -17,11 +15,12 @@
 #include <string>
 #include <vector>
 
+#include "commands.h"
 #include "host/host_facts.h"
 #include "host/rank_device.h"
 #include "text/colour.h"
 #include "text/console.h"
-#include "text/number_check.h"
+#include "text/options.h"
 #include "text/text_format.h"
 #include "zero/cpu_products.h"
 #include "zero/disk.h"
@@ -195,14 +194,10 @@ void add_doctor_command(CLI::App& app, int& exit_code) {
   };
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand("doctor", "what this machine has, and what that means for training");
-  command->add_flag("--json", arguments->json, "print JSON, for scripts");
-  command->add_option("--dir", arguments->folder, "folder whose disk is looked at (default: this one)")
-      ->type_name("DIR");
-  command
-      ->add_option("--free-memory-of", arguments->device,
-                   "print only the free bytes of each such device (cuda, cuda:1), as JSON")
-      ->check(device_name())
-      ->type_name("DEVICE");
+  add_options(*command, {{"--json", &arguments->json, Values{}, "print JSON, for scripts"},
+                         {"--dir", &arguments->folder, Values{"DIR"}, "folder whose disk is looked at"},
+                         {"--free-memory-of", &arguments->device, device_name("DEVICE"),
+                          "print only the free bytes of each such device (cuda, cuda:1), as JSON"}});
   command->callback([arguments, &exit_code] {
     if (arguments->device.empty()) {
       exit_code = examine(arguments->json, arguments->folder);

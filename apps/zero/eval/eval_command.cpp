@@ -1,5 +1,3 @@
-#include "eval/eval_command.h"
-
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
@@ -10,12 +8,12 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "commands.h"
 #include "host/rank_job.h"
 #include "model/corpus_choice.h"
 #include "model/opened_model.h"
 #include "model/tokenizer.h"
 #include "text/console.h"
-#include "text/number_check.h"
 #include "text/progress.h"
 #include "text/text_format.h"
 #include "train/train_loop.h"
@@ -31,8 +29,7 @@ using nlohmann::json;
 
 struct EvalArguments : ModelArguments {
   std::string split = "validation";
-  TrainOptions text;  ///< only what add_text_options() fills in
-  std::optional<std::int64_t> seq;
+  TrainOptions text;  ///< what is evaluated, and --seq
   bool as_json = false;
 };
 
@@ -46,29 +43,7 @@ struct EvalJob {
   bool as_json = false;
 };
 
-std::string to_json(const EvalJob& job) {
-  return json{{"model", json::parse(to_json(job.model))},
-              {"corpus_folder", job.corpus_folder},
-              {"source", job.source},
-              {"split", job.split},
-              {"about_text", job.about_text},
-              {"text_nbytes", job.text_nbytes},
-              {"seq", job.seq},
-              {"as_json", job.as_json}}
-      .dump();
-}
-
-EvalJob eval_job_from_json(const std::string& text) {
-  const auto of = json::parse(text);
-  return {.model = opened_model_from_json(of.at("model")),
-          .corpus_folder = of.at("corpus_folder"),
-          .source = of.at("source"),
-          .split = of.at("split"),
-          .about_text = of.at("about_text"),
-          .text_nbytes = of.at("text_nbytes"),
-          .seq = of.at("seq"),
-          .as_json = of.at("as_json")};
-}
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(EvalJob, model, corpus_folder, source, split, about_text, text_nbytes, seq, as_json)
 
 void take_corpus(EvalJob& job, const TrainOptions& text, const CorpusInfo& corpus, const fs::path& source) {
   check_vocabulary(job.model.plan, corpus);
@@ -106,7 +81,7 @@ void take_own_text(EvalJob& job) {
 }
 
 void take_text(EvalJob& job, const TrainOptions& text) {
-  CorpusOptions options = choose_corpus(text.data, text.cache_dir, wanted_suffixes(text));
+  CorpusOptions options = choose_corpus(text.data, text.cache_dir, text.suffixes);
   const fs::path source = options.source;
   if (!options.mixture.empty()) refuse_mixture(source.string());
   if (holds_tokens(source)) return take_corpus(job, text, pack_corpus(options), source);
@@ -142,7 +117,7 @@ std::int64_t sequence_length(const OpenedModel& model, std::optional<std::int64_
 
 EvalJob prepare(const EvalArguments& arguments) {
   EvalJob job{.model = open_model(arguments), .split = arguments.split, .as_json = arguments.as_json};
-  job.seq = sequence_length(job.model, arguments.seq);
+  job.seq = sequence_length(job.model, arguments.text.seq);
   const bool own = arguments.text.data.empty();
   const auto needs_text = [&](bool is_given, const std::string& option) {
     if (own && is_given)
@@ -151,7 +126,6 @@ EvalJob prepare(const EvalArguments& arguments) {
   needs_text(arguments.text.separate_documents, "--separate-documents");
   needs_text(arguments.text.separator.has_value(), "--separator");
   needs_text(!arguments.text.suffixes.empty(), "--suffix");
-  needs_text(arguments.text.all_files, "--all-files");
   own ? take_own_text(job) : take_text(job, arguments.text);
   return job;
 }
@@ -210,8 +184,10 @@ int run(const EvalJob& job, Group group) {
 
 int run_eval(const EvalArguments& arguments) {
   RankJob job{.command = "eval", .ranks = arguments.ranks, .as_rank = arguments.as_rank};
-  job.prepare = [&](const fs::path&) { return to_json(prepare(arguments)); };
-  job.run = [](const std::string& text, Group group) { return run(eval_job_from_json(text), std::move(group)); };
+  job.prepare = [&](const fs::path&) { return nlohmann::json(prepare(arguments)).dump(); };
+  job.run = [](const std::string& text, Group group) {
+    return run(json::parse(text).get<EvalJob>(), std::move(group));
+  };
   return run_job(job);
 }
 
@@ -220,22 +196,18 @@ int run_eval(const EvalArguments& arguments) {
 void add_eval_command(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<EvalArguments>();
   CLI::App* command = app.add_subcommand("eval", "loss and perplexity of a trained model on a text");
-  add_model_arguments(*command, *arguments, "processes that share parameters and text (ZeRO stage 3)",
-                      [arguments, &exit_code] { exit_code = run_eval(*arguments); });
-  add_text_options(*command, arguments->text);
-  command->get_option("--data")->description(
-      "file or folder of text, all of it; or folder of tokens (default: the validation text of the run)");
-  command->add_option("--split", arguments->split, "of tokens, or of the run's text")
-      ->check(one_of({"validation", "train"}))
-      ->capture_default_str()
-      ->type_name("validation|train");
-  command
-      ->add_option("--seq", arguments->seq,
-                   "tokens that are predicted from one another (default: the run's; of a folder up to 1024)")
-      ->transform(whole_number(1))
-      ->type_name("N");
-  add_document_options(*command, arguments->text, command->option_defaults()->get_group());
-  command->add_flag("--json", arguments->as_json, "one JSON object in place of lines");
+  std::vector<OptionRow> own = pick(
+      train_rows(arguments->text),
+      {{"--data", "file or folder of text, all of it; or folder of tokens (default: the validation text of the run)"},
+       {"--suffix"},
+       {"--cache-dir"},
+       {"--seq", "tokens that are predicted from one another (default: the run's; of a folder up to 1024)"},
+       {"--separate-documents"},
+       {"--separator"}});
+  own.push_back({"--split", &arguments->split, choice("validation|train"), "of tokens, or of the run's text"});
+  own.push_back({"--json", &arguments->as_json, Values{}, "one JSON object in place of lines"});
+  add_model_command(*command, *arguments, "processes that share parameters and text (ZeRO stage 3)", std::move(own),
+                    [arguments, &exit_code] { exit_code = run_eval(*arguments); });
 }
 
 }  // namespace zero::app

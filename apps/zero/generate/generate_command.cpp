@@ -1,5 +1,3 @@
-#include "generate/generate_command.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
@@ -16,6 +14,7 @@
 #include <optional>
 #include <set>
 
+#include "commands.h"
 #include "host/rank_job.h"
 #include "host/rank_setup.h"
 #include "model/opened_model.h"
@@ -23,7 +22,6 @@
 #include "model/tokenizer.h"
 #include "plan/plan_fit.h"
 #include "text/console.h"
-#include "text/number_check.h"
 #include "text/text_format.h"
 #include "train/train_loop.h"
 #include "zero/errors.h"
@@ -54,41 +52,8 @@ struct GenerateJob {
   bool quiet = false, as_json = false;
 };
 
-std::string to_json(const GenerateJob& job) {
-  return nlohmann::json{{"model", nlohmann::json::parse(to_json(job.model))},
-                        {"prompt", job.prompt},
-                        {"stop", job.stop},
-                        {"special", job.special},
-                        {"text", job.text},
-                        {"pieces", job.pieces},
-                        {"as_numbers", job.as_numbers},
-                        {"length", job.length},
-                        {"top_k", job.top_k},
-                        {"top_p", job.top_p},
-                        {"seed", job.seed},
-                        {"temperature", job.temperature},
-                        {"quiet", job.quiet},
-                        {"as_json", job.as_json}}
-      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
-GenerateJob generate_job_from_json(const std::string& text) {
-  const auto json = nlohmann::json::parse(text);
-  return {.model = opened_model_from_json(json.at("model")),
-          .prompt = json.at("prompt"),
-          .stop = json.at("stop"),
-          .special = json.at("special"),
-          .text = json.at("text"),
-          .pieces = json.at("pieces"),
-          .as_numbers = json.at("as_numbers"),
-          .length = json.at("length"),
-          .top_k = json.at("top_k"),
-          .seed = json.at("seed"),
-          .temperature = json.at("temperature"),
-          .top_p = json.at("top_p"),
-          .quiet = json.at("quiet"),
-          .as_json = json.at("as_json")};
-}
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GenerateJob, model, prompt, stop, special, text, pieces, as_numbers, length, top_k,
+                                   seed, temperature, top_p, quiet, as_json)
 
 void take_bytes(GenerateJob& job, const std::string& text) {
   for (const char c : text) job.prompt.push_back(static_cast<unsigned char>(c));
@@ -289,8 +254,13 @@ int run(const GenerateJob& job, Group group) {
 
 int run_generate(const GenerateArguments& arguments) {
   RankJob job{.command = "generate", .ranks = arguments.ranks, .as_rank = arguments.as_rank};
-  job.prepare = [&](const fs::path& scratch) { return to_json(prepare(arguments, scratch)); };
-  job.run = [](const std::string& text, Group group) { return run(generate_job_from_json(text), std::move(group)); };
+  job.prepare = [&](const fs::path& scratch) {
+    // A prompt may be no UTF-8.
+    return nlohmann::json(prepare(arguments, scratch)).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  };
+  job.run = [](const std::string& text, Group group) {
+    return run(nlohmann::json::parse(text).get<GenerateJob>(), std::move(group));
+  };
   return run_job(job);
 }
 
@@ -298,39 +268,24 @@ int run_generate(const GenerateArguments& arguments) {
 
 void add_generate_command(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<GenerateArguments>();
-  CLI::App* command = app.add_subcommand("generate", "continue a text with a trained model");
-  add_model_arguments(*command, *arguments, "processes that share the parameters (ZeRO stage 3)",
-                      [arguments, &exit_code] { exit_code = run_generate(*arguments); });
-  auto* prompt =
-      command->add_option("--prompt", arguments->prompt, "what is continued; \\n is a line end, - standard input")
-          ->type_name("TEXT");
-  command->add_option("--tokens", arguments->tokens, "tokens in place of text: numbers in, numbers out")
-      ->excludes(prompt)
-      ->check(not_empty("numbers with commas"))
-      ->delimiter(',')
-      ->type_name("N,...");
-  command->add_option("--length", arguments->length, "tokens to add at most (bytes, of models of bytes)")
-      ->transform(whole_number(1))
-      ->capture_default_str()
-      ->type_name("N");
-  command->add_option("--temperature", arguments->temperature, "0: always the likeliest token; larger: more varied")
-      ->check(real_number(0, 100))
-      ->capture_default_str()
-      ->type_name("X");
-  command->add_option("--top-k", arguments->top_k, "only among so many likeliest tokens; 0: among all")
-      ->transform(whole_number(0))
-      ->capture_default_str()
-      ->type_name("N");
-  command->add_option("--top-p", arguments->top_p, "of these, only the likeliest that together have this probability")
-      ->check(real_number(1e-6, 1))
-      ->capture_default_str()
-      ->type_name("X");
-  command->add_option("--seed", arguments->seed, "of the choices; the same seed gives the same text")
-      ->transform(whole_number(0))
-      ->capture_default_str()
-      ->type_name("N");
-  command->add_flag("-q,--quiet", arguments->quiet, "only the text");
-  command->add_flag("--json", arguments->json, "one JSON object at the end: prompt and text, tokens, seconds");
+  GenerateArguments& to = *arguments;
+  const std::vector<OptionRow> own = {
+      {"--prompt", &to.prompt, Values{"TEXT"}, "what is continued; \\n is a line end, - standard input"},
+      {.names = "--tokens",
+       .to = &to.tokens,
+       .values = {"N,...", whole().check},
+       .help = "tokens in place of text: numbers in, numbers out",
+       .excludes = "--prompt"},
+      {"--length", &to.length, whole(1), "tokens to add at most (bytes, of models of bytes)"},
+      {"--temperature", &to.temperature, real(0, 100), "0: always the likeliest token; larger: more varied"},
+      {"--top-k", &to.top_k, whole(), "only among so many likeliest tokens; 0: among all"},
+      {"--top-p", &to.top_p, real(1e-6, 1), "of these, only the likeliest that together have this probability"},
+      {"--seed", &to.seed, whole(), "of the choices; the same seed gives the same text"},
+      {"-q,--quiet", &to.quiet, Values{}, "only the text"},
+      {"--json", &to.json, Values{}, "one JSON object at the end: prompt and text, tokens, seconds"}};
+  add_model_command(*app.add_subcommand("generate", "continue a text with a trained model"), to,
+                    "processes that share the parameters (ZeRO stage 3)", own,
+                    [arguments, &exit_code] { exit_code = run_generate(*arguments); });
 }
 
 }  // namespace zero::app

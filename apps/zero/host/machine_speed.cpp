@@ -26,11 +26,15 @@ int threads_of_rank(int ranks) {
   return std::max(1, usable_cores() / ranks);
 }
 
-/// Sequences of a step with the built-in configuration, and those that are validated in a run.
-constexpr std::int64_t kSequences = 16, kValidated = 5 * 24 * 8;
+/// Of matrix products of one rank, with its threads.
+struct MachineSpeed {
+  DType dtype = DType::kBFloat16;
+  int threads = 1;
+  double flops = 0;      ///< floating-point operations per second in `dtype`, as an engine computes them
+  bool in_fp32 = false;  ///< this CPU has no fast instructions for `dtype`: products are computed in fp32
+};
 
-}  // namespace
-
+/// `dtype`: of parameters. Measures at the first call.
 MachineSpeed measure_machine(DType dtype, int ranks) {
   MachineSpeed speed{.dtype = dtype, .threads = threads_of_rank(ranks)};
   static std::map<std::pair<DType, int>, MachineSpeed> known;
@@ -45,25 +49,9 @@ MachineSpeed measure_machine(DType dtype, int ranks) {
   return speed;
 }
 
-std::string describe_speed(const MachineSpeed& speed, int ranks) {
-  return fmt::format("{} x {}, {:.0f} GFLOP/s each in {}{}", counted(ranks, "rank"), counted(speed.threads, "thread"),
-                     speed.flops / 1e9, dtype_name(speed.dtype),
-                     speed.in_fp32 ? ", computed in fp32: this CPU has no fast instructions for it" : "");
-}
-
-std::string describe_time(const MachineSpeed& speed, int ranks, double seconds, const std::string& remedy) {
-  constexpr double kLong = 600;
-  std::string text = hanging("machine", fmt::format("{}: about {}", describe_speed(speed, ranks), duration(seconds)));
-  if (seconds > kLong && !remedy.empty()) text += hanging("", remedy);
-  return text;
-}
-
-ModelSize size_of(const GPTOptions& model) {
-  return {gpt_numel(model), model.layers, model.dim, model.seq, model.recompute_every};
-}
-
-double seconds_of_training(const ModelSize& model, const MachineSpeed& speed, int ranks, std::int64_t steps,
-                           std::int64_t sequences, std::int64_t validated) {
+/// `sequences`: of a step.
+double seconds_of_training(const WorkToDo& work, std::int64_t sequences, const MachineSpeed& speed, int ranks) {
+  const ModelSize& model = work.model;
   // 6 operations for each parameter of a token forward and backward (2 of them forward), and half of the scores of
   // attention: the others are masked.
   const auto numel = static_cast<double>(model.numel);
@@ -73,10 +61,16 @@ double seconds_of_training(const ModelSize& model, const MachineSpeed& speed, in
   // of the speed of the larger ones measured here; all else takes 40 ns for each element of the residual stream.
   const double recomputed = model.recompute_every > 0 ? 1.0 / 3.0 / static_cast<double>(model.recompute_every) : 0;
   const double seconds_of_token = (1 + recomputed) * operations / (0.85 * speed.flops) + 40e-9 * activations;
-  const double tokens =
-      static_cast<double>(model.seq) * (static_cast<double>(steps * sequences) + static_cast<double>(validated) / 3);
+  const double tokens = static_cast<double>(model.seq) *
+                        (static_cast<double>(work.steps * sequences) + static_cast<double>(work.validated) / 3);
   return tokens * seconds_of_token / ranks;
 }
+
+/// Preset and steps of a run for which neither was given.
+struct FirstRun {
+  const char* preset;
+  std::int64_t steps;
+};
 
 FirstRun choose_first_run(const MachineSpeed& speed, int ranks) {
   // Each learns more than the one before it.
@@ -84,13 +78,32 @@ FirstRun choose_first_run(const MachineSpeed& speed, int ranks) {
                                 FirstRun{"gpt-2m", 1400},   FirstRun{"gpt-11m", 800}, FirstRun{"gpt-11m", 1400},
                                 FirstRun{"gpt-25m", 1000},  FirstRun{"gpt-152m", 600}};
   constexpr double kMostSeconds = 200;
+  // Of a step with the built-in configuration, and those that are validated in a run.
+  constexpr std::int64_t kSequences = 16, kValidated = 5 * 24 * 8;
   FirstRun best = kRuns.front();
   for (const FirstRun& run : kRuns) {
-    if (seconds_of_training(size_of(gpt_preset(run.preset)), speed, ranks, run.steps, kSequences, kValidated) <=
-        kMostSeconds)
-      best = run;
+    const WorkToDo work{size_of(gpt_preset(run.preset)), run.steps, kValidated};
+    if (seconds_of_training(work, kSequences, speed, ranks) <= kMostSeconds) best = run;
   }
   return best;
+}
+
+}  // namespace
+
+ModelSize size_of(const GPTOptions& model) {
+  return {gpt_numel(model), model.layers, model.dim, model.seq, model.recompute_every};
+}
+
+std::string describe_time(const Config& config, int ranks, const WorkToDo& work, const std::string& remedy) {
+  constexpr double kLong = 600;
+  const MachineSpeed speed = measure_machine(config.param_dtype(), ranks);
+  const double seconds = seconds_of_training(work, config.train_batch_size, speed, ranks);
+  const std::string text = hanging(
+      "machine", fmt::format("{} x {}, {:.0f} GFLOP/s each in {}{}: about {}", counted(ranks, "rank"),
+                             counted(speed.threads, "thread"), speed.flops / 1e9, dtype_name(speed.dtype),
+                             speed.in_fp32 ? ", computed in fp32: this CPU has no fast instructions for it" : "",
+                             duration(seconds)));
+  return text + (seconds > kLong && !remedy.empty() ? hanging("", remedy) : "");
 }
 
 void choose_run_size(TrainOptions& options, int ranks) {

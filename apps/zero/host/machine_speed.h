@@ -4,28 +4,10 @@
 #include <string>
 
 #include "train/train_options.h"
-#include "zero/dtype.h"
+#include "zero/config.h"
 #include "zero/lm/models.h"
 
 namespace zero::app {
-
-/// Speed of matrix products of one rank, with its threads.
-struct MachineSpeed {
-  DType dtype = DType::kBFloat16;
-  int threads = 1;
-  double flops = 0;      ///< floating-point operations per second in `dtype`, as an engine computes them
-  bool in_fp32 = false;  ///< this CPU has no fast instructions for `dtype`: products are computed in fp32
-};
-
-/// Of a CPU rank in a job of `ranks` ranks on this host. `dtype`: of parameters. Measures at the first call. *Local*,
-/// main thread.
-MachineSpeed measure_machine(DType dtype, int ranks);
-
-/// "2 ranks x 1 thread at 88 GFLOP/s in bf16 (computed in fp32)".
-std::string describe_speed(const MachineSpeed& speed, int ranks);
-
-/// The line "machine" of a run that takes `seconds`; after ten minutes, another one with `remedy`, if there is one.
-std::string describe_time(const MachineSpeed& speed, int ranks, double seconds, const std::string& remedy);
 
 /// What of a transformer its time depends on.
 struct ModelSize {
@@ -33,21 +15,21 @@ struct ModelSize {
 };
 ModelSize size_of(const GPTOptions& model);
 
-/// Seconds of a training run of a transformer on `ranks` such ranks: `steps` of `sequences` each, and validations of
-/// `validated` sequences in all. Within a third of what it takes on a machine that does nothing else.
-double seconds_of_training(const ModelSize& model, const MachineSpeed& speed, int ranks, std::int64_t steps,
-                           std::int64_t sequences, std::int64_t validated);
-
-/// Preset and steps of a run for which neither was given: the most training that takes two to four minutes on `ranks`
-/// such ranks, of a list that is the same on every machine.
-struct FirstRun {
-  const char* preset;
-  std::int64_t steps;
+/// What there is to do.
+struct WorkToDo {
+  ModelSize model;
+  std::int64_t steps = 0;
+  std::int64_t validated = 0;  ///< sequences, in all validations
 };
-FirstRun choose_first_run(const MachineSpeed& speed, int ranks);
+
+/// The line "machine" of a run on the CPU of this host: the speed of its ranks, and how long it will take, within a
+/// third on a machine that does nothing else. Where that is more than ten minutes another one with `remedy`, if there
+/// is one. *Local*, main thread, as choose_run_size().
+std::string describe_time(const Config& config, int ranks, const WorkToDo& work, const std::string& remedy);
 
 /// Fills in what `options` leave open of a first run: preset and steps, where no model, size, configuration or number
-/// of steps is given and the CPU computes. Measures only then.
+/// of steps is given and the CPU computes: the most training that takes two to four minutes, of a list that is the same
+/// on every machine. Measures only then, and once.
 void choose_run_size(TrainOptions& options, int ranks);
 
 }  // namespace zero::app

@@ -1,6 +1,5 @@
 #include "host/rank_job.h"
 
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,14 +19,6 @@ namespace {
 
 constexpr const char* kJobVariable = "ZERO_COMMAND_JOB";
 
-int run_checked(const RankJob& job, const std::string& text, Group group) {
-  try {
-    return job.run(text, std::move(group));
-  } catch (const c10::Error& error) {
-    throw ModelError(fmt::format("libtorch: {}", error.what_without_backtrace()));
-  }
-}
-
 int run_as_rank(const RankJob& job) {
   const char* const path = std::getenv(kJobVariable);
   if (!path) throw ConfigError(fmt::format("--as-rank is for zero {} itself", job.command));
@@ -35,7 +26,7 @@ int run_as_rank(const RankJob& job) {
   return rank_exit_code(launched ? launched->rank : 0, [&] {
     std::ifstream file(path, std::ios::binary);
     const std::string text{std::istreambuf_iterator<char>(file), {}};
-    return run_checked(job, text, init_distributed());
+    return job.run(text, init_distributed());
   });
 }
 
@@ -44,7 +35,7 @@ int run_under_launcher(const RankJob& job, int rank) {
     Group group = init_distributed();
     const ScratchFolder scratch;
     const std::string text = from_rank_0(group, [&] { return job.prepare(scratch.path()); });
-    return run_checked(job, text, group);
+    return job.run(text, group);
   });
 }
 

@@ -1,5 +1,6 @@
 #include "host/rank_setup.h"
 
+#include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <new>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
 
@@ -76,6 +78,16 @@ int launch_own_ranks(const std::string& command, LaunchOptions options) {
   }
 }
 
+int run_as_rank(const std::string& command, const char* variable,
+                const std::function<int(const nlohmann::json&, Group)>& run) {
+  const char* const text = std::getenv(variable);
+  if (!text) throw ConfigError(fmt::format("--as-rank is for zero {} itself", command));
+  const auto launched = launched_rank();
+  const int code = rank_exit_code(launched ? launched->rank : 0,
+                                  [&] { return run(nlohmann::json::parse(text), init_distributed()); });
+  return code > 128 ? 0 : code;
+}
+
 int rank_exit_code(int rank, const std::function<int()>& run) {
   try {
     const int signal = run();
@@ -88,6 +100,8 @@ int rank_exit_code(int rank, const std::function<int()>& run) {
     report(rank, error.what(), /*of_others=*/true);
   } catch (const std::bad_alloc&) {
     report(rank, "out of memory; take a smaller --preset, --seq or micro-batch", /*of_others=*/false);
+  } catch (const c10::Error& error) {
+    report(rank, fmt::format("libtorch: {}", error.what_without_backtrace()), /*of_others=*/false);
   } catch (const std::exception& error) {
     report(rank, error.what(), /*of_others=*/false);
   }

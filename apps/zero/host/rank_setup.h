@@ -1,8 +1,10 @@
 #pragma once
 // What every process that trains here has in common.
 #include <functional>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
+#include "zero/group.h"
 #include "zero/launch.h"
 
 namespace zero::app {
@@ -16,6 +18,11 @@ int stopped_limit_ms();
 
 /// launch() for ranks of this command ("zero train"), which say themselves, once for all of them, what went wrong.
 int launch_own_ranks(const std::string& command, LaunchOptions options);
+
+/// The exit code of a process that such a launch has started for `command` (--as-rank): `run` gets the JSON that it has
+/// put into an environment variable. A clean stop is no failure here: the launcher reads it from the result.
+int run_as_rank(const std::string& command, const char* variable,
+                const std::function<int(const nlohmann::json&, Group)>& run);
 
 /// The exit code of a rank whose `run` returned a stop signal (0: none) or threw; says what was thrown. All
 /// ranks find the same fault in a configuration or model; one of them says it. Of ranks from launch_own_ranks() only

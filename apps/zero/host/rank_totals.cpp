@@ -1,5 +1,6 @@
 #include "host/rank_totals.h"
 
+#include <nlohmann/json.hpp>
 #include <type_traits>
 
 #include "zero/train.h"
@@ -7,6 +8,16 @@
 namespace zero::app {
 
 static_assert(std::is_trivially_copyable_v<StepTotals> && sizeof(StepTotals) % sizeof(double) == 0);
+
+nlohmann::ordered_json breakdown_json(const StepBreakdown& inside, double factor) {
+  return {{"gradient_copy", factor * inside.gradient_copy},
+          {"reduce", factor * inside.reduce},
+          {"gather", factor * inside.gather},
+          {"wait", factor * inside.wait},
+          {"norm", factor * inside.norm},
+          {"update", factor * inside.update},
+          {"publish", factor * inside.publish}};
+}
 
 void add(StepBreakdown& sum, const StepBreakdown& one) {
   sum.gradient_copy += one.gradient_copy;

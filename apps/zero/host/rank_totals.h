@@ -1,6 +1,7 @@
 #pragma once
 // What a rank adds up over its steps, and how the ranks bring such things together.
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <vector>
 
 #include "zero/group.h"
@@ -20,6 +21,8 @@ struct StepTotals {
   double moved_numel() const { return gathered_numel + reduced_numel + published_numel + whole_numel; }
 };
 
+/// Its parts by name, each times `factor`.
+nlohmann::ordered_json breakdown_json(const StepBreakdown& inside, double factor);
 /// Adds the breakdown of one step.
 void add(StepBreakdown& sum, const StepBreakdown& one);
 

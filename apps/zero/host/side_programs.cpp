@@ -43,9 +43,7 @@ fs::path find_side_program(const std::string& name) {
   std::error_code error;
   const fs::path self = fs::read_symlink("/proc/self/exe", error);
   places.push_back(self.parent_path().parent_path() / "share" / "zerotorch");
-  places.emplace_back(ZERO_SOURCE_DIR "/apps/zero");
   places.emplace_back(ZERO_SOURCE_DIR "/apps/zero/compare");
-  places.emplace_back(ZERO_SOURCE_DIR "/benchmarks");
   places.emplace_back(ZERO_SOURCE_DIR "/python");
   for (const fs::path& place : places) {
     if (fs::exists(place / name, error)) return place / name;

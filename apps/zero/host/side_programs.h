@@ -1,5 +1,5 @@
 #pragma once
-// The Python programs beside this one: the picture of a comparison, the peers, tokenizers.
+// The Python programs beside this one: the picture of a comparison, tokenizers.
 #include <filesystem>
 #include <string>
 #include <vector>

@@ -1,5 +1,3 @@
-#include "launch/launch.h"
-
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -10,13 +8,15 @@
 #include <string>
 #include <vector>
 
+#include "commands.h"
 #include "host/rank_setup.h"
 #include "launch/hostfile.h"
-#include "text/number_check.h"
+#include "text/options.h"
 #include "train/train_options.h"
 #include "zero/errors.h"
 #include "zero/launch.h"
 
+namespace zero::app {
 namespace {
 
 struct LaunchArguments {
@@ -37,7 +37,7 @@ std::vector<std::string> command_of(const LaunchArguments& arguments, std::vecto
   if (!arguments.program.empty()) command.push_back(arguments.program);
   if (!rest.empty() && rest.front() == "--") rest.erase(rest.begin());
   command.insert(command.end(), rest.begin(), rest.end());
-  if (command.empty()) throw zero::ConfigError("zero launch: no program given; want `zero launch -n N PROGRAM ...`");
+  if (command.empty()) throw ConfigError("zero launch: no program given; want `zero launch -n N PROGRAM ...`");
   return command;
 }
 
@@ -57,7 +57,7 @@ constexpr const char* kOfRank[] = {"ZERO_RANK",
                                    "TORCHELASTIC_RESTART_COUNT"};
 
 /// What is wrong with NAME=VALUE; empty: nothing.
-std::string problem_with(const std::string& assignment) {
+std::string problem_with_assignment(const std::string& assignment) {
   const std::string name = assignment.substr(0, assignment.find('='));
   const bool starts_well = !name.empty() && std::isdigit(static_cast<unsigned char>(name.front())) == 0;
   const bool is_name = starts_well && std::ranges::all_of(name, [](char c) {
@@ -68,14 +68,14 @@ std::string problem_with(const std::string& assignment) {
   return is_of_rank ? name + " says to each rank which it is: zero launch sets it (see -n)" : "";
 }
 
-zero::LaunchOptions local_options(const LaunchArguments& arguments, std::vector<std::string> command) {
-  zero::LaunchOptions options;
-  options.nproc = arguments.nproc.value_or(zero::app::kDefaultRanks);
+LaunchOptions local_options(const LaunchArguments& arguments, std::vector<std::string> command) {
+  LaunchOptions options;
+  options.nproc = arguments.nproc.value_or(kDefaultRanks);
   options.command = std::move(command);
   options.prefix_output = !arguments.no_prefix;
   options.log_dir = arguments.log_dir;
   options.max_restarts = arguments.max_restarts;
-  options.stopped_limit_ms = zero::app::stopped_limit_ms();
+  options.stopped_limit_ms = stopped_limit_ms();
   if (arguments.grace_s) options.grace_ms = options.failure_grace_ms = static_cast<int>(*arguments.grace_s * 1000);
   for (const std::string& assignment : arguments.environment) {
     const auto equals = assignment.find('=');
@@ -86,59 +86,44 @@ zero::LaunchOptions local_options(const LaunchArguments& arguments, std::vector<
 
 [[noreturn]] void launch_on_hosts(const LaunchArguments& arguments, std::vector<std::string> command) {
   if (arguments.max_restarts > 0 || arguments.grace_s) {
-    throw zero::ConfigError("--max-restarts and --grace: of ranks on this host; --hostfile leaves its ranks to mpirun");
+    throw ConfigError("--max-restarts and --grace: of ranks on this host; --hostfile leaves its ranks to mpirun");
   }
-  zero::app::MpirunOptions options;
-  options.hosts = first_slots(zero::app::read_hostfile(arguments.hostfile), arguments.nproc.value_or(0));
+  MpirunOptions options;
+  options.hosts = first_slots(read_hostfile(arguments.hostfile), arguments.nproc.value_or(0));
   options.command = std::move(command);
   options.environment = arguments.environment;
   options.prefix_output = !arguments.no_prefix;
   options.log_dir = arguments.log_dir;
-  zero::app::start_on_hosts(options);
+  start_on_hosts(options);
 }
 
 int run(const LaunchArguments& arguments, std::vector<std::string> rest) {
   std::vector<std::string> command = command_of(arguments, std::move(rest));
-  if (arguments.rank_of_host) zero::app::become_rank_of_host(command);
+  if (arguments.rank_of_host) become_rank_of_host(command);
   if (!arguments.hostfile.empty()) launch_on_hosts(arguments, std::move(command));
-  return zero::launch(local_options(arguments, std::move(command)));
+  return launch(local_options(arguments, std::move(command)));
 }
 
 }  // namespace
 
 void add_launch_command(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<LaunchArguments>();
+  LaunchArguments& to = *arguments;
   CLI::App* command = app.add_subcommand("launch", "start the ranks of a job and look after them");
-  command->option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  command
-      ->add_option("-n,--nproc,--ranks", arguments->nproc,
-                   "number of ranks (default 2; with --hostfile: all its slots)")
-      ->transform(zero::app::whole_number(1, 4096))
-      ->type_name("N");
-  command
-      ->add_option("--hostfile", arguments->hostfile,
-                   "start them on several hosts by mpirun; lines such as 'worker-1 slots=4'")
-      ->type_name("FILE");
-  command->add_option("--max-restarts", arguments->max_restarts, "start all ranks again after a failure, so often")
-      ->transform(zero::app::whole_number(0, 1'000'000))
-      ->type_name("N");
-  command->add_flag("--no-prefix", arguments->no_prefix, "do not begin each line of output with the rank");
-  command
-      ->add_option("--log-dir", arguments->log_dir,
-                   "folder where each rank's output is also appended to rank<N>.log; with --hostfile mpirun's files")
-      ->check(zero::app::not_empty("a folder"))
-      ->type_name("DIR");
-  command
-      ->add_option("--grace", arguments->grace_s,
-                   "seconds the ranks may go on after a stop signal (default 8) or the first failure (default 5)")
-      ->check(zero::app::real_number(0, 3600))
-      ->type_name("S");
-  command->add_option("--env", arguments->environment, "NAME=VALUE for the ranks; may be repeated")
-      ->check(CLI::Validator(problem_with, ""))
-      ->take_all()
-      ->allow_extra_args(false);
-  command->add_flag("--as-rank", arguments->rank_of_host)->group("");  // hidden: what mpirun starts
-  command->add_option("program", arguments->program, "program; what follows is its own");
+  add_options(
+      *command,
+      {{"-n,--nproc,--ranks", &to.nproc, whole(1, 4096), "number of ranks (default 2; with --hostfile: all its slots)"},
+       {"--hostfile", &to.hostfile, Values{"FILE"},
+        "start them on several hosts by mpirun; lines such as 'worker-1 slots=4'"},
+       {"--max-restarts", &to.max_restarts, whole(0, 1'000'000), "start all ranks again after a failure, so often"},
+       {"--no-prefix", &to.no_prefix, Values{}, "do not begin each line of output with the rank"},
+       {"--log-dir", &to.log_dir, not_empty("DIR", "a folder"),
+        "folder where each rank's output is also appended to rank<N>.log; with --hostfile mpirun's files"},
+       {"--grace", &to.grace_s, real(0, 3600, "S"),
+        "seconds the ranks may go on after a stop signal (default 8) or the first failure (default 5)"},
+       {"--env", &to.environment, Values{"NAME=VALUE", problem_with_assignment}, "for the ranks; may be repeated"},
+       {"--as-rank", &to.rank_of_host, Values{}, "this process is what mpirun starts", ""},
+       {"program", &to.program, Values{"PROGRAM"}, "program; what follows is its own"}});
   command->footer(
       "The first word that is no option of ours is the program; the rest is its own.\n"
       "Examples:\n"
@@ -149,3 +134,5 @@ void add_launch_command(CLI::App& app, int& exit_code) {
   command->prefix_command();
   command->callback([command, arguments, &exit_code] { exit_code = run(*arguments, command->remaining()); });
 }
+
+}  // namespace zero::app

@@ -3,13 +3,14 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "host/rank_device.h"
 #include "model/tokenizer.h"
-#include "text/number_check.h"
 #include "text/text_format.h"
 #include "zero/checkpoint.h"
 #include "zero/config.h"
@@ -76,28 +77,20 @@ OpenedModel open_run(const fs::path& run, const fs::path& folder, const std::str
 
 }  // namespace
 
-void add_model_arguments(CLI::App& command, ModelArguments& arguments, const std::string& ranks,
-                         std::function<void()> run) {
-  const CLI::Option* const model =
-      command
-          .add_option(
-              "model", arguments.model,
-              "a Hugging Face folder, one of adapters, the folder of a run of zero train, or a checkpoint in one")
-          ->type_name("MODEL");
-  command.add_option("-n,--ranks", arguments.ranks, ranks)
-      ->transform(whole_number(1))
-      ->capture_default_str()
-      ->type_name("N");
-  command.add_option("--dtype", arguments.dtype, "of parameters and activations (default: the model's)")
-      ->check(one_of({"fp32", "bf16", "fp16"}))
-      ->type_name("fp32|bf16|fp16");
-  command.add_option("--device", arguments.device, "what ranks compute on: cpu, or cuda, of whose GPUs each takes one")
-      ->capture_default_str()
-      ->check(device_name())
-      ->type_name("cpu|cuda");
-  command.add_flag("--as-rank", arguments.as_rank)->group("");
-  command.callback([&arguments, model, run = std::move(run)] {
-    if (arguments.model.empty() && !arguments.as_rank) throw CLI::RequiredError(model->get_name());
+void add_model_command(CLI::App& command, ModelArguments& arguments, const std::string& ranks,
+                       std::vector<OptionRow> own, std::function<void()> run) {
+  std::vector<OptionRow> rows = {
+      {"model", &arguments.model, Values{"MODEL"},
+       "a Hugging Face folder, one of adapters, the folder of a run of zero train, or a checkpoint in one"},
+      {"-n,--ranks", &arguments.ranks, whole(1), ranks},
+      {"--dtype", &arguments.dtype, choice("fp32|bf16|fp16"), "of parameters and activations (default: the model's)"},
+      {"--device", &arguments.device, device_name(),
+       "what ranks compute on: cpu, or cuda, of whose GPUs each takes one"},
+      {"--as-rank", &arguments.as_rank, Values{}, "this process is one of them", ""}};
+  std::ranges::move(own, std::back_inserter(rows));
+  add_options(command, rows);
+  command.callback([&arguments, run = std::move(run)] {
+    if (arguments.model.empty() && !arguments.as_rank) throw CLI::RequiredError("model");
     run();
   });
 }
@@ -148,23 +141,6 @@ std::string describe(const OpenedModel& model) {
                            (model.adapters.empty() ? "" : " with the adapters of " + short_path(model.adapters));
   return hanging("model", fmt::format("{}: {} parameters, {}; {}", plan.preset,
                                       human_count(static_cast<double>(plan.parameters_numel)), model.dtype, weights));
-}
-
-std::string to_json(const OpenedModel& model) {
-  return nlohmann::json{{"plan", nlohmann::json::parse(to_json(model.plan))},
-                        {"checkpoint", model.checkpoint},
-                        {"adapters", model.adapters},
-                        {"steps", model.steps},
-                        {"dtype", model.dtype}}
-      .dump();
-}
-
-OpenedModel opened_model_from_json(const nlohmann::json& json) {
-  return {.plan = plan_from_json(json.at("plan").dump()),
-          .checkpoint = json.at("checkpoint"),
-          .adapters = json.at("adapters"),
-          .steps = json.at("steps"),
-          .dtype = json.at("dtype")};
 }
 
 LoadedModel load(const OpenedModel& opened, Group group) {

@@ -1,8 +1,9 @@
 #pragma once
 // A model to use and not to train: a Hugging Face folder, or what a run has learnt.
 #include <functional>
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "model/language_model.h"
 #include "train/train_plan.h"
@@ -21,9 +22,9 @@ struct ModelArguments {
   int ranks = 1;
   bool as_rank = false;  ///< internal: this process is one of them
 };
-/// Adds them to `command`, which then calls `run`. `ranks`: what its ranks are.
-void add_model_arguments(CLI::App& command, ModelArguments& arguments, const std::string& ranks,
-                         std::function<void()> run);
+/// Adds them and its own to `command`, which then calls `run`. `ranks`: what its ranks are.
+void add_model_command(CLI::App& command, ModelArguments& arguments, const std::string& ranks,
+                       std::vector<OptionRow> own, std::function<void()> run);
 
 struct OpenedModel {
   TrainPlan plan;          ///< the model, and of a run what its text was
@@ -47,8 +48,7 @@ OpenedModel open_model(const ModelArguments& arguments);
 /// A line for people: "model  llama: 134.5 M parameters ...".
 std::string describe(const OpenedModel& model);
 
-std::string to_json(const OpenedModel& model);
-OpenedModel opened_model_from_json(const nlohmann::json& json);
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(OpenedModel, plan, checkpoint, adapters, steps, dtype)
 
 /// The model with its weights, sharded (ZeRO stage 3), in eval mode.
 struct LoadedModel {

@@ -12,7 +12,7 @@
 #include <set>
 #include <vector>
 
-#include "text/near_names.h"
+#include "text/command_line.h"
 #include "text/quantity.h"
 #include "zero/errors.h"
 

@@ -1,11 +1,10 @@
-#include "plan/plan_command.h"
-
 #include <CLI/CLI.hpp>
 
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "commands.h"
 #include "plan/plan_result.h"
 #include "text/console.h"
 
@@ -16,12 +15,8 @@ constexpr int kDoesNotFit = 3;
 
 int run(const PlanOptions& options) {
   const Console console(true);
-  if (options.paper_table) {
-    console.print(options.json ? paper_tables_json().dump(2) + "\n" : paper_tables_text());
-    return 0;
-  }
   const PlanResult result = make_plans(read_plan_options(options));
-  console.print(options.json ? plan_json(result, options.offload).dump(2) + "\n" : plan_text(result, options.offload));
+  console.print(options.json ? plan_json(result).dump(2) + "\n" : plan_text(result));
   return result.fits ? 0 : kDoesNotFit;
 }
 

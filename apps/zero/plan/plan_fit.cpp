@@ -69,7 +69,7 @@ plan::Changes changes_of(const TrainPlan& plan, const TrainOptions& options, boo
   allowed.stage = !options.stage;
   allowed.store = options.store.empty() && plan.device == "cpu";
   allowed.micro_batch = !options.micro_batch && !goes_on && !depends_on_micro_batches(plan);
-  allowed.recompute = !options.recompute;
+  allowed.recompute = !options.recompute_every;
   allowed.states_on_nvme = allowed.gradients_on_nvme = allowed.parameters_on_nvme = !options.nvme.empty();
   if (options.nvme.empty()) return allowed;
   allowed.nvme_path = options.nvme;

@@ -135,37 +135,23 @@ ordered_json suggestion_json(const std::optional<plan::Suggestion>& suggestion) 
           {"node_nbytes", plan.node_nbytes}};
 }
 
-ordered_json offload_json(const plan::Plan& plan) {
-  ordered_json rows = ordered_json::array();
-  for (const auto& row : plan::offload_on_paper(static_cast<double>(plan.parameters_numel), plan.ranks)) {
-    rows.push_back({{"name", row.name},
-                    {"built", false},
-                    {"device_nbytes", row.device_nbytes},
-                    {"host_nbytes", row.host_nbytes},
-                    {"nvme_nbytes", row.nvme_nbytes}});
-  }
-  return rows;
-}
-
 }  // namespace
 
-ordered_json plan_json(const PlanResult& result, bool with_offload) {
+ordered_json plan_json(const PlanResult& result) {
   const plan::Plan& judged = result.plans[result.judged];
   ordered_json stages = ordered_json::array();
   for (const auto& plan : result.plans) stages.push_back(stage_json(plan, result.request.cluster));
-  ordered_json json = {{"model", model_json(result)},
-                       {"run", run_json(result)},
-                       {"activations", activations_json(result)},
-                       {"stages", stages},
-                       {"verdict",
-                        {{"stage", judged.stage},
-                         {"fits", result.fits},
-                         {"gpu_nbytes", result.request.cluster.gpus ? judged.peak_nbytes() : 0},
-                         {"node_nbytes", judged.node_nbytes}}},
-                       {"suggestion", suggestion_json(result.suggestion)},
-                       {"suggestion_in_place", suggestion_json(result.in_place)}};
-  if (with_offload) json["offload_on_paper"] = offload_json(judged);
-  return json;
+  return {{"model", model_json(result)},
+          {"run", run_json(result)},
+          {"activations", activations_json(result)},
+          {"stages", stages},
+          {"verdict",
+           {{"stage", judged.stage},
+            {"fits", result.fits},
+            {"gpu_nbytes", result.request.cluster.gpus ? judged.peak_nbytes() : 0},
+            {"node_nbytes", judged.node_nbytes}}},
+          {"suggestion", suggestion_json(result.suggestion)},
+          {"suggestion_in_place", suggestion_json(result.in_place)}};
 }
 
 }  // namespace zero::app

@@ -5,11 +5,10 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <utility>
 
 #include "plan/cluster_file.h"
-#include "text/number_check.h"
 #include "text/quantity.h"
-#include "train/kept_results_option.h"
 #include "train/train_config.h"
 #include "train/train_plan.h"
 #include "zero/errors.h"
@@ -18,114 +17,6 @@
 
 namespace zero::app {
 namespace {
-
-constexpr const char* kModel = "Model";
-constexpr const char* kTraining = "Training";
-constexpr const char* kMachines = "Machines";
-constexpr const char* kOutput = "Output";
-
-void add_model_options(CLI::App& command, PlanOptions& options) {
-  command.add_option("--preset", options.preset, "a GPT of `zero train` (default gpt-11m)")
-      ->check(preset_name())
-      ->type_name("PRESET")
-      ->group(kModel);
-  command.add_option("--model", options.model, "a Hugging Face folder or config.json, as of `zero train`")
-      ->type_name("PATH")
-      ->group(kModel);
-  command.add_option("--parameters", options.parameters, "only their number, such as 7.5e9 or 7.5B")
-      ->check(count_text())
-      ->type_name("N")
-      ->group(kModel);
-  const auto size = [&](const char* name, std::optional<std::int64_t>& value, const char* help) {
-    command.add_option(name, value, help)->transform(whole_number(1))->type_name("N")->group(kModel);
-  };
-  size("--layers", options.layers, "blocks; with --dim alone: a GPT of these sizes");
-  size("--dim", options.dim, "width");
-  size("--heads", options.heads, "attention heads (default: dim / 64)");
-  size("--seq", options.seq, "tokens of a sample; with --model the file's longest");
-  size("--vocab", options.vocab, "vocabulary (default 256: bytes)");
-  command.add_flag("--checkpointing", options.checkpointing, "the model keeps each layer's input and recomputes it")
-      ->group(kModel);
-  command
-      .add_option("--recompute", options.recompute,
-                  "as of `zero train`: of every N blocks one is recomputed; 1: as --checkpointing")
-      ->transform(whole_number(0))
-      ->type_name("N")
-      ->excludes("--checkpointing")
-      ->group(kModel);
-  add_recompute_keep(command, options.recompute_keep, kModel);
-  command
-      .add_flag("--unfused-attention", options.unfused_attention,
-                "the model keeps the scores of every head for backward")
-      ->group(kModel);
-}
-
-void add_training_options(CLI::App& command, PlanOptions& options) {
-  command.add_option("--config", options.config, "DeepSpeed JSON; default: that of `zero train`, else bf16")
-      ->type_name("FILE")
-      ->group(kTraining);
-  command.add_option("--stages,--stage", options.stages, "ZeRO stages to plan (default 0,1,2,3)")
-      ->delimiter(',')
-      ->transform(whole_number(0, 3))
-      ->type_name("N,...")
-      ->group(kTraining);
-  command.add_option("--dtype", options.dtype, "overrides the configuration")
-      ->check(one_of({"bf16", "fp16", "fp32"}))
-      ->type_name("bf16|fp16|fp32")
-      ->group(kTraining);
-  command.add_option("--store", options.store, "who holds parameters, as of `zero train`; overrides the configuration")
-      ->check(one_of({"auto", "node_shared", "copying"}))
-      ->type_name("auto|node_shared|copying")
-      ->group(kTraining);
-  command.add_option("--micro-batch", options.micro_batch, "samples per rank at once; overrides the configuration")
-      ->transform(whole_number(1, std::int64_t{1} << 32))
-      ->type_name("N")
-      ->group(kTraining);
-  command.add_option("--batch-size", options.batch_size, "samples of an optimizer step; overrides the configuration")
-      ->transform(whole_number(1, std::int64_t{1} << 32))
-      ->type_name("N")
-      ->group(kTraining);
-  command
-      .add_option("--nvme", options.nvme,
-                  "master weights and optimizer states in files in this folder; overrides the configuration")
-      ->type_name("DIR")
-      ->group(kTraining);
-}
-
-/// 0: no block is recomputed.
-std::int64_t recomputed_every(const PlanOptions& options) {
-  return options.checkpointing ? 1 : options.recompute.value_or(0);
-}
-
-void add_machine_options(CLI::App& command, PlanOptions& options) {
-  command.add_option("-n,--ranks", options.ranks, "ranks in all (default: 2, or as many as --cluster has)")
-      ->transform(whole_number(1, 1'000'000))
-      ->type_name("N")
-      ->group(kMachines);
-  command.add_option("--ranks-per-node", options.ranks_per_node, "ranks on each host (default: all on one)")
-      ->transform(whole_number(1, 1'000'000))
-      ->type_name("N")
-      ->group(kMachines);
-  command.add_option("--memory", options.memory, "of each host, such as 24GiB or 32GB (default: free on this one)")
-      ->check(size_text())
-      ->type_name("SIZE")
-      ->group(kMachines);
-  command
-      .add_option("--gpu-memory", options.gpu_memory,
-                  "of the GPU that each rank has, such as 80GB; --memory is then of their hosts (default: not judged)")
-      ->check(size_text())
-      ->type_name("SIZE")
-      ->group(kMachines);
-  command.add_option("--bandwidth", options.bandwidth, "that each rank receives at, such as 100Gbit/s")
-      ->check(rate_text())
-      ->type_name("RATE")
-      ->group(kMachines);
-  command
-      .add_option("--cluster", options.cluster,
-                  "memory and speeds of machines (JSON); the options above override what it says")
-      ->type_name("FILE")
-      ->group(kMachines);
-}
 
 bool names_sizes(const PlanOptions& options) { return options.layers || options.dim || options.heads || options.vocab; }
 
@@ -153,7 +44,7 @@ plan::ModelShape read_file(const PlanOptions& options) {
     throw ConfigError("--model: the file gives the sizes; of the other options only --seq goes with it");
   }
   models::CausalLMConfig config = read_config_of_file(options.model);
-  config.recompute_every = recomputed_every(options);
+  config.recompute_every = options.recompute_every.value_or(0);
   if (options.seq.value_or(0) > config.max_positions) {
     throw ConfigError(fmt::format("--seq {}: {} is made for at most the {} positions", *options.seq, options.model,
                                   config.max_positions));
@@ -166,21 +57,11 @@ plan::ModelShape read_file(const PlanOptions& options) {
 /// A preset with what overrides it, or sizes alone.
 plan::ModelShape read_gpt(const PlanOptions& options) {
   constexpr std::int64_t kHeadDim = 64;
-  if (!options.preset.empty() || (!options.layers && !options.dim)) {
-    TrainOptions as_trained;
-    as_trained.preset = options.preset.empty() ? kDefaultPreset : options.preset;
-    as_trained.layers = options.layers;
-    as_trained.dim = options.dim;
-    as_trained.heads = options.heads;
-    as_trained.seq = options.seq;
-    const TrainPlan chosen = choose_model(as_trained);
-    GPTOptions gpt;
-    gpt.layers = chosen.layers;
-    gpt.dim = chosen.dim;
-    gpt.heads = chosen.heads;
-    gpt.seq = chosen.seq;
+  if (options.preset || (!options.layers && !options.dim)) {
+    const TrainPlan chosen = choose_model(options);
+    GPTOptions gpt = gpt_options(chosen);
     gpt.vocab = options.vocab.value_or(gpt.vocab);
-    plan::ModelShape shape = gpt_shape(gpt, *as_trained.preset);
+    plan::ModelShape shape = gpt_shape(gpt, chosen.preset);
     shape.deferred_init = true;  // as `zero train` does
     return shape;
   }
@@ -195,17 +76,16 @@ plan::ModelShape read_gpt(const PlanOptions& options) {
 }
 
 plan::ModelShape read_model(const PlanOptions& options) {
-  const int sources = !options.preset.empty() + !options.model.empty() + !options.parameters.empty();
+  const std::int64_t every = options.recompute_every.value_or(0);  // 0: no block is recomputed
+  const int sources = options.preset.has_value() + !options.model.empty() + !options.parameters.empty();
   if (sources > 1) throw ConfigError("--preset, --model and --parameters: give one of them");
   if (!options.parameters.empty()) {
     if (names_sizes(options) || options.seq) {
       throw ConfigError("--parameters: knows no sizes; leave --layers, --dim, --heads, --seq and --vocab away");
     }
-    if (options.unfused_attention || recomputed_every(options) > 0) {
+    if (options.unfused_attention || every > 0) {
       throw ConfigError(fmt::format("{}: is of activations, which --parameters knows nothing of; leave it away",
-                                    options.unfused_attention ? "--unfused-attention"
-                                    : options.checkpointing   ? "--checkpointing"
-                                                              : "--recompute"));
+                                    options.unfused_attention ? "--unfused-attention" : "--recompute"));
     }
     const std::int64_t numel = parse_count("--parameters", options.parameters);
     if (numel < 1) throw ConfigError("--parameters: got 0, want a model with some");
@@ -213,13 +93,11 @@ plan::ModelShape read_model(const PlanOptions& options) {
   }
   plan::ModelShape model = options.model.empty() ? read_gpt(options) : read_file(options);
   if (options.seq) model.transformer->seq = *options.seq;
-  const std::int64_t every = recomputed_every(options);
-  if (options.recompute_keep && every == 0) {
-    throw ConfigError("--recompute-keep: no block is recomputed; give --recompute N (or --checkpointing), too");
-  }
+  if (!options.recompute_keep.empty() && every == 0)
+    throw ConfigError("--recompute-keep: no block is recomputed; give --recompute N, too");
   model.transformer->checkpointing = every > 0;
   model.transformer->checkpoint_every = std::max<std::int64_t>(1, every);
-  model.transformer->kept = options.recompute_keep.value_or(KeptResults::kNone);
+  model.transformer->kept = kept_results(options.recompute_keep);
   if (options.unfused_attention) model.transformer->fused_attention = false;
   return model;
 }
@@ -301,20 +179,45 @@ void plan_for_gpus(PlanRequest& request) {
 }  // namespace
 
 void add_plan_options(CLI::App& command, PlanOptions& options) {
-  command.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  add_model_options(command, options);
-  add_training_options(command, options);
-  add_machine_options(command, options);
-  command.get_option("--stages")->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  command.add_flag("--json", options.json, "for programs")->group(kOutput);
-  command.add_flag("--offload", options.offload, "also the states under the papers' offload schemes")->group(kOutput);
-  CLI::Option* const paper = command.add_flag("--paper-table", options.paper_table,
-                                              "tables 1 and 2 of the ZeRO paper from its formulas, and end");
-  paper->group(kOutput);
-  for (CLI::Option* other : command.get_options())
-    if (other != paper && other->get_group() != kOutput && !other->get_lnames().empty() &&
-        other->get_lnames()[0] != "help")
-      paper->excludes(other);
+  std::vector<OptionRow> rows;
+  const auto add = [&](const char* group, std::vector<OptionRow> more) {
+    for (OptionRow& row : more) {
+      row.group = group;
+      rows.push_back(std::move(row));
+    }
+  };
+  const auto of_train = [&](const std::vector<Picked>& wanted) { return pick(train_rows(options), wanted); };
+  add("Model", of_train({{"--preset", "a GPT of `zero train` (default gpt-11m)"},
+                         {"--model", "a Hugging Face folder or config.json, as of `zero train`"},
+                         {"--layers", "blocks; with --dim alone: a GPT of these sizes"},
+                         {"--dim", "width"},
+                         {"--heads", "attention heads (default: dim / 64)"},
+                         {"--seq", "tokens of a sample; with --model the file's longest"}}));
+  add("Model", {{"--vocab", &options.vocab, whole(1), "vocabulary (default 256: bytes)"},
+                {"--parameters", &options.parameters, count_text(), "only their number, such as 7.5e9 or 7.5B"},
+                {"--unfused-attention", &options.unfused_attention, Values{},
+                 "the model keeps the scores of every head for backward"}});
+  add("Model", of_train({{"--recompute"}, {"--recompute-keep"}}));
+  add("Training", of_train({{"--config", "DeepSpeed JSON; default: that of `zero train`, else bf16"},
+                            {"--dtype", "overrides the configuration"},
+                            {"--store"},
+                            {"--micro-batch", "samples per rank at once; overrides the configuration"},
+                            {"--batch-size", "samples of an optimizer step; overrides the configuration"},
+                            {"--nvme"}}));
+  add("Training",
+      {{"--stages,--stage", &options.stages, {"N,...", whole(0, 3).check}, "ZeRO stages to plan (default 0,1,2,3)"}});
+  add("Machines", of_train({{"--ranks", "ranks in all (default: 2, or as many as --cluster has)"},
+                            {"--memory", "of each host, such as 24GiB or 32GB (default: free on this one)"},
+                            {"--gpu-memory",
+                             "of the GPU that each rank has, such as 80GB; --memory is then of their hosts (default: "
+                             "not judged)"}}));
+  add("Machines",
+      {{"--ranks-per-node", &options.ranks_per_node, whole(1, 1'000'000), "ranks on each host (default: all on one)"},
+       {"--bandwidth", &options.bandwidth, rate_text(), "that each rank receives at, such as 100Gbit/s"},
+       {"--cluster", &options.cluster, Values{"FILE"},
+        "memory and speeds of machines (JSON); the options above override what it says"}});
+  add("Output", of_train({{"--json", "for programs"}}));
+  add_options(command, rows);
   command.footer(
       "Examples:\n"
       "  zero plan --preset gpt-1b -n 2               on this machine\n"

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "zero/kept_results.h"
+#include "train/train_options.h"
 #include "zero/plan.h"
 
 namespace CLI {
@@ -14,27 +14,13 @@ class App;
 
 namespace zero::app {
 
-struct PlanOptions {
-  // The model: one of preset, file, number of parameters, sizes.
-  std::string preset, model, parameters;
-  std::optional<std::int64_t> layers, dim, heads, seq, vocab;
-  bool checkpointing = false;
-  std::optional<std::int64_t> recompute;  ///< as of `zero train`: one of so many blocks
-  std::optional<KeptResults> recompute_keep;
+struct PlanOptions : TrainOptions {  ///< of which `zero plan` has some rows
+  std::optional<std::int64_t> vocab;
+  std::string parameters;  ///< their number alone
   bool unfused_attention = false;
-  // How it is trained.
-  std::string config;
   std::vector<int> stages;  ///< empty: all
-  std::string dtype, store;
-  std::optional<std::int64_t> micro_batch, batch_size;
-  std::string nvme;
-  // Where.
-  std::optional<int> ranks, ranks_per_node;
-  std::string memory, gpu_memory, bandwidth, cluster;
-  // What is printed.
-  bool json = false;
-  bool offload = false;
-  bool paper_table = false;
+  std::optional<int> ranks_per_node;
+  std::string bandwidth, cluster;
 };
 
 /// Adds the options to `command`. Their values are in `options` once it is parsed.

@@ -21,12 +21,8 @@ struct PlanResult {
 /// Plans every stage and judges the one asked for.
 PlanResult make_plans(PlanRequest request);
 
-std::string plan_text(const PlanResult& result, bool with_offload);
+std::string plan_text(const PlanResult& result);
 /// Keys: docs/plan.md.
-nlohmann::ordered_json plan_json(const PlanResult& result, bool with_offload);
-
-/// Tables 1 and 2 of the ZeRO paper, from its formulas.
-std::string paper_tables_text();
-nlohmann::ordered_json paper_tables_json();
+nlohmann::ordered_json plan_json(const PlanResult& result);
 
 }  // namespace zero::app

@@ -117,7 +117,7 @@ std::string notice_text(const PlanResult& result) {
                         (result.request.cluster.gpus && config.activations_in_host_memory());
   if (!offloads || checkpoints) return "";
   return "notice     zerotorch.offload_activations takes what checkpointed layers keep:\n"
-         "           without --checkpointing nothing\n";
+         "           without --recompute nothing\n";
 }
 
 std::string activations_text(const PlanResult& result) {
@@ -275,24 +275,6 @@ void add_time_rows(Table& table, const PlanResult& result) {
   table.words("with nothing beside anything", [](const Plan& p) { return seconds_text(p.times.in_turn()); });
 }
 
-std::string offload_text(const PlanResult& result) {
-  const plan::Plan& plan = result.plans.front();
-  std::string text =
-      "offload, on paper (2 + 2 + 12 bytes a parameter). Of these the engine has on\n"
-      "NVMe optimizer states (zero_optimization.offload_optimizer), parameters\n"
-      "(offload_param) and sums of gradients (zerotorch.offload_gradients), each\n"
-      "{\"device\": \"nvme\", \"nvme_path\": ...}; what it takes is above\n"
-      "  states of a rank                              device        host        NVMe\n";
-  for (const auto& row : plan::offload_on_paper(static_cast<double>(plan.parameters_numel), plan.ranks)) {
-    const auto cell = [](double nbytes) {
-      return nbytes == 0 ? std::string("-") : human_nbytes(static_cast<std::int64_t>(nbytes));
-    };
-    text += fmt::format("  {}\n{:42}{:>12}{:>12}{:>12}\n", row.name, "", cell(row.device_nbytes), cell(row.host_nbytes),
-                        cell(row.nvme_nbytes));
-  }
-  return text;
-}
-
 /// "a GPU needs 10.32 GB of 20.00 GB (18.63 GiB)", of all that is known.
 std::string needs_text(const plan::Plan& plan, const plan::Cluster& cluster) {
   std::vector<std::string> needs;
@@ -374,7 +356,7 @@ std::string verdict_text(const PlanResult& result) {
 
 }  // namespace
 
-std::string plan_text(const PlanResult& result, bool with_offload) {
+std::string plan_text(const PlanResult& result) {
   Table table(result);
   add_states_rows(table);
   add_rank_rows(table, result);
@@ -382,9 +364,8 @@ std::string plan_text(const PlanResult& result, bool with_offload) {
   add_host_rows(table, result);
   if (result.plans.front().ranks > 1) add_traffic_rows(table, result);
   add_time_rows(table, result);
-  std::string text = head_text(result) + notice_text(result) + "\n" + table.take() + activations_text(result) + "\n";
-  if (with_offload) text += offload_text(result) + "\n";
-  return text + verdict_text(result);
+  return head_text(result) + notice_text(result) + "\n" + table.take() + activations_text(result) + "\n" +
+         verdict_text(result);
 }
 
 }  // namespace zero::app

@@ -1,6 +1,4 @@
 // The runs below a folder, and two of them side by side.
-#include "runs/runs_command.h"
-
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
@@ -24,8 +22,10 @@
 #include <utility>
 #include <vector>
 
+#include "commands.h"
 #include "runs/run_folder.h"
 #include "text/console.h"
+#include "text/options.h"
 #include "text/text_format.h"
 #include "zero/errors.h"
 #include "zero/train.h"
@@ -266,15 +266,18 @@ void add_runs_command(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<RunsArguments>();
   CLI::App* command = app.add_subcommand("runs", "list runs, or compare two");
   command->require_subcommand(1);
+  RunsArguments& to = *arguments;
+  const OptionRow json{"--json", &to.json, Values{}, "print JSON, for scripts"};
   CLI::App* listing = command->add_subcommand("list", "runs of a folder, the newest last");
-  listing->add_option("folder", arguments->folder, "folder of runs (default: runs)");
-  listing->add_flag("--json", arguments->json, "print JSON, for scripts");
+  add_options(*listing, {{"folder", &to.folder, Values{"FOLDER"}, "folder of runs"}, json});
   listing->callback([arguments, &exit_code] { exit_code = list(*arguments); });
   CLI::App* comparing =
       command->add_subcommand("compare", "configuration and curves of two runs; exit code 1 when the curves differ");
-  comparing->add_option("first", arguments->first, "folder of a run")->required();
-  comparing->add_option("second", arguments->second, "folder of another")->required();
-  comparing->add_flag("--json", arguments->json, "print JSON, for scripts");
+  add_options(
+      *comparing,
+      {{.names = "first", .to = &to.first, .values = {"RUN"}, .help = "folder of a run", .is_required = true},
+       {.names = "second", .to = &to.second, .values = {"RUN"}, .help = "folder of another", .is_required = true},
+       json});
   comparing->callback([arguments, &exit_code] { exit_code = compare(*arguments); });
 }
 

@@ -19,10 +19,6 @@ void record_step(MetricsRecord& record, const StepMetrics& metrics) {
     line["gradient_noise_scale"] = *metrics.noise_scale;
     record.add_events(metrics.step, {{"train/gradient_noise_scale", *metrics.noise_scale}});
   }
-  for (const UnitNorm& one : metrics.unit_norms) {
-    line["unit_grad_norms"][one.name] = one.norm;
-    record.add_events(metrics.step, {{"grad_norm/" + one.name, one.norm}});
-  }
   record.add_line(line.dump());
   record.add_events(metrics.step, {{"train/loss", metrics.loss},
                                    {"train/grad_norm", metrics.grad_norm},

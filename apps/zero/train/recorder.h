@@ -14,12 +14,11 @@ struct StepMetrics {
   std::int64_t step = 0;  ///< counted from 1
   double loss = 0;        ///< mean over the global batch, nats per token
   double grad_norm = 0;
-  double lr = 0;            ///< used for this step
-  std::int64_t tokens = 0;  ///< so far
-  double seconds = 0;       ///< of training so far, without validation
-  double tokens_per_s = 0;  ///< in this step
-  bool skipped = false;     ///< the gradient was not finite, the parameters were not changed
-  std::vector<UnitNorm> unit_norms = {};
+  double lr = 0;                           ///< used for this step
+  std::int64_t tokens = 0;                 ///< so far
+  double seconds = 0;                      ///< of training so far, without validation
+  double tokens_per_s = 0;                 ///< in this step
+  bool skipped = false;                    ///< the gradient was not finite, the parameters were not changed
   std::optional<double> noise_scale = {};  ///< in sequences
 };
 

@@ -39,15 +39,13 @@ struct RunResult {
   int stop_signal = 0;              ///< 0: ran to its end
   bool diverged = false;            ///< the loss of the last step is not a number
   bool time_is_up = false;          ///< --max-minutes ended it before its last step
-  bool lost_patience = false;       ///< --patience ended it before its last step
-  bool in_spare_folder = false;     ///< the last checkpoint
   std::string save_problem;         ///< why the last checkpoint could not be written; empty: it was
   double last_loss = 0;             ///< training loss, a running average over steps, nats per byte
   std::optional<double> step_loss;  ///< that of the last step alone
   std::optional<double> first_validation, last_validation;  ///< nats per byte
   std::int64_t last_validation_step = 0;
   std::optional<double> best_validation;
-  std::int64_t best_validation_step = 0, validations_since_best = 0;
+  std::int64_t best_validation_step = 0;
   std::string best_checkpoint;  ///< folder of the one that --keep-best keeps; empty: none
   std::int64_t best_checkpoint_step()
       const;  ///< 0: there is none. Another than the best's where it could not be written

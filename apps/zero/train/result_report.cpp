@@ -134,18 +134,13 @@ ordered_json memory_json(const RunResult& result) {
 ordered_json times_json(const RunResult& result) {
   const double each = result.steps_here > 0 ? 1e3 / static_cast<double>(result.steps_here) : 0;
   const StepTotals& t = result.totals;
-  return {{"total", each * t.seconds()},
-          {"data", each * t.data},
-          {"forward", each * t.forward},
-          {"backward", each * t.backward},
-          {"step", each * t.step},
-          {"gradient_copy", each * t.inside.gradient_copy},
-          {"reduce", each * t.inside.reduce},
-          {"gather", each * t.inside.gather},
-          {"wait", each * t.inside.wait},
-          {"norm", each * t.inside.norm},
-          {"update", each * t.inside.update},
-          {"publish", each * t.inside.publish}};
+  ordered_json json = {{"total", each * t.seconds()},
+                       {"data", each * t.data},
+                       {"forward", each * t.forward},
+                       {"backward", each * t.backward},
+                       {"step", each * t.step}};
+  json.update(breakdown_json(t.inside, each));
+  return json;
 }
 
 }  // namespace
@@ -235,11 +230,6 @@ std::string describe_result(const TrainPlan& plan, const RunResult& result) {
     text += fmt::format("stopped after {:g} minutes and {} of {} steps, as --max-minutes says\n", plan.max_minutes,
                         result.steps_done, plan.steps);
   }
-  if (result.lost_patience) {
-    text += fmt::format(
-        "stopped after {} of {} steps: no validation was better than that of step {} in {}, as --patience says\n",
-        result.steps_done, plan.steps, result.best_validation_step, result.validations_since_best);
-  }
   if (result.diverged) text += fmt::format("diverged at step {} of {}\n", result.steps_done, plan.steps);
   text += describe_validation(plan, result);
   if (!result.best_checkpoint.empty()) {
@@ -268,7 +258,6 @@ std::string describe_result(const TrainPlan& plan, const RunResult& result) {
                       result.ranks == 1 ? "the run" : fmt::format("all {} ranks", result.ranks));
   if (has_devices(result.devices)) text += "           " + describe_devices(result.devices) + "\n";
   text += fmt::format("run        {}: metrics.jsonl, summary.json, config.json\n", folder_name(plan));
-  text += fmt::format("           {} report {} draws it\n", program_name(), for_shell(plan.run_folder));
   std::error_code error;
   if (std::filesystem::exists(std::filesystem::path(plan.run_folder) / "trace" / "rank0.json", error))
     text += "           trace/rank0.json, ...: open them in https://ui.perfetto.dev\n";
@@ -310,11 +299,9 @@ ordered_json summary_json(const TrainPlan& plan, const RunResult& result) {
   const auto or_null = [](const std::optional<double>& value) { return value ? ordered_json(*value) : ordered_json(); };
   const ordered_json stopped_by = result.stop_signal != 0 ? ordered_json(stop_signal_name(result.stop_signal))
                                   : result.time_is_up     ? ordered_json("max_minutes")
-                                  : result.lost_patience  ? ordered_json("patience")
                                                           : ordered_json();
   return {{"finished", result.stop_signal == 0 && !result.diverged && !result.time_is_up},
           {"diverged", result.diverged},
-          {"checkpoint_in_spare_folder", result.in_spare_folder},
           {"save_problem", result.save_problem.empty() ? ordered_json() : ordered_json(result.save_problem)},
           {"stopped_by", stopped_by},
           {"stop_signal", result.stop_signal},

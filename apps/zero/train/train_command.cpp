@@ -1,5 +1,3 @@
-#include "train/train_command.h"
-
 #include <fmt/format.h>
 #include <unistd.h>
 #include <CLI/CLI.hpp>
@@ -9,7 +7,6 @@
 #include <cmath>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -17,6 +14,7 @@
 #include <ratio>
 #include <thread>
 
+#include "commands.h"
 #include "host/machine_speed.h"
 #include "host/rank_device.h"
 #include "host/rank_setup.h"
@@ -38,27 +36,17 @@ namespace {
 
 constexpr const char* kPlanVariable = "ZERO_TRAIN_PLAN";
 
-/// A rank that `zero train` has started. A clean stop is no failure here: the parent reads it from
-/// summary.json.
-int run_as_rank() {
-  const char* text = std::getenv(kPlanVariable);
-  if (!text) throw ConfigError("--as-rank is for zero train itself");
-  const TrainPlan plan = plan_from_json(text);
-  const auto launched = launched_rank();
-  const int code = rank_exit_code(launched ? launched->rank : 0, [&] { return train_rank(plan, init_distributed()); });
-  return code > 128 ? 0 : code;
-}
-
 /// Ranks that torchrun, mpirun, srun or `zero launch` has started: rank 0 prepares, the others get its plan.
 int run_under_launcher(const TrainOptions& options, int rank, const std::string& command_line) {
   return rank_exit_code(rank, [&] {
     Group group = init_distributed();
     const std::string text = from_rank_0(group, [&] {
       const Ranks ranks{group.size(), group.local_size()};
-      return to_json(options.resume || options.restart ? prepare_resume(options, ranks, command_line)
-                                                       : prepare_run(options, ranks, command_line));
+      const nlohmann::json plan = options.resume || options.restart ? prepare_resume(options, ranks, command_line)
+                                                                    : prepare_run(options, ranks, command_line);
+      return plan.dump();
     });
-    return train_rank(plan_from_json(text), group);
+    return train_rank(nlohmann::json::parse(text), group);
   });
 }
 
@@ -72,7 +60,7 @@ Ended launch_ranks(const TrainPlan& plan, double grace_s) {
   LaunchOptions local;
   local.nproc = plan.ranks;
   local.command = {own_command()[0], "train", "--as-rank"};
-  local.environment = {{kPlanVariable, to_json(plan)}};
+  local.environment = {{kPlanVariable, nlohmann::json(plan).dump()}};
   local.grace_ms = static_cast<int>(std::lround(grace_s * 1e3));
   local.on_stop = [&](int signal) { ended.stop_signal = signal; };
   ended.code = launch_own_ranks("zero train", local);
@@ -98,8 +86,9 @@ bool may_go_on(const Ended& ended, const TrainPlan& plan) {
 /// The plan of the run after its ranks have failed: from its newest checkpoint, or, before the first, over.
 TrainPlan plan_again(TrainOptions options, const TrainPlan& failed, const std::string& command_line) {
   options.run_dir = failed.run_folder;
-  options.restart = find_run(failed.run_folder).is_fresh();
-  options.resume = !options.restart;
+  options.resume.reset();
+  options.restart.reset();
+  (find_run(failed.run_folder).is_fresh() ? options.restart : options.resume).emplace();
   return prepare_resume(options, Ranks{failed.ranks}, command_line);
 }
 
@@ -166,7 +155,6 @@ std::string config_to_print(TrainOptions options) {
   Config config = make_config(options, plan.dim, ranks);  // checked in any case
   if (options.fit) {
     plan.ranks = ranks;
-    if (!options.device.empty()) plan.device = options.device;
     check_device(plan.device);
     print_error(fit_or_check(plan, config, options, {.world_size = ranks}, /*goes_on=*/false));
     return config.to_json();
@@ -180,7 +168,7 @@ std::string config_to_print(TrainOptions options) {
 
 int run_train(const TrainOptions& options, const std::string& command_line) {
   const Console console(true);
-  if (options.as_rank) return run_as_rank();
+  if (options.as_rank) return run_as_rank("train", kPlanVariable, train_rank);
   if (options.print_config) {
     console.print(config_to_print(options) + "\n");
     return exit_code_of_output();
@@ -214,12 +202,24 @@ std::string own_command_line() {
 void add_train_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<TrainOptions>();
   CLI::App* command = app.add_subcommand("train", "train a language model with ZeRO, and watch it learn");
-  add_train_options(*command, *options);
+  add_options(*command, train_rows(*options));
+  command->footer(
+      "Examples:\n"
+      "  zero train                         two ranks, ZeRO-3, two to four minutes\n"
+      "  zero train --data ~/books --preset gpt-25m --steps 2000\n"
+      "  zero train -n 4 --config ds_config.json --stage 2\n"
+      "  zero train --lr 1e-3 --batch-size 32 --dtype fp32 --checkpoint-every 100\n"
+      "  zero train --init-from SmolLM2 --data tokens --lr 5e-5 --export tuned\n"
+      "  zero train --resume                go on after Ctrl-C or a crash\n"
+      "  mpirun -n 8 zero train --config ds_config.json");
   command->callback([command, options, &exit_code] {
-    const CLI::Option* const data = command->get_option("--data");
-    if (data->count() > 1) {  // of other options the last one counts, too; but a text is more than a number
-      print_error(fmt::format("zero train: warning: --data: given {} times; the text is {}\n", data->count(),
+    if (const auto count = command->count("--data"); count > 1) {  // a text is more than a number
+      print_error(fmt::format("zero train: warning: --data: given {} times; the text is {}\n", count,
                               for_shell(options->data)));
+    }
+    if (const std::string run = options->resume.value_or("") + options->restart.value_or(""); !run.empty()) {
+      if (!options->run_dir.empty()) throw ConfigError("--resume: the run is named twice; remove --run-dir");
+      options->run_dir = run;
     }
     exit_code = run_train(*options, own_command_line());
   });

@@ -164,25 +164,13 @@ void TrainLoop::save_last() {
   } catch (const CheckpointError& error) {
     result_.save_problem = error.what();
   }
-  if (!plan_.spare_folder.empty()) {
-    try {
-      run_.finish_in((std::filesystem::path(plan_.spare_folder) / "checkpoints").string());
-      result_.in_spare_folder = true;
-      warn(fmt::format("the last checkpoint is in {}, not in the run's folder: {}", plan_.spare_folder,
-                       std::exchange(result_.save_problem, "")));
-      return;
-    } catch (const CheckpointError& error) {
-      result_.save_problem += fmt::format("; nor can the spare folder: {}", error.what());
-    }
-  }
   if (save_when_there_is_room(result_.save_problem)) result_.save_problem.clear();
 }
 
 bool TrainLoop::save_when_there_is_room(const std::string& problem) {
   constexpr double kPatienceS = 120, kBetweenS = 5;
   if (result_.stop_signal != 0) return false;
-  warn(fmt::format("{}. Trying again for {}; Ctrl-C gives up{}", problem, duration(kPatienceS),
-                   plan_.spare_folder.empty() ? ". --spare-dir DIR names a second place for the last checkpoint" : ""));
+  warn(fmt::format("{}. Trying again for {}; Ctrl-C gives up", problem, duration(kPatienceS)));
   // Tries are counted, not timed: all ranks must make the same.
   for (int tries = 0; tries < static_cast<int>(kPatienceS / kBetweenS); ++tries) {
     for (int i = 0; i < 5 && run_.stop_signal() == 0; ++i) {
@@ -205,10 +193,7 @@ void TrainLoop::train() {
   if (validation_due() && !validated) validate();
   reset_peak_memory();
   reset_peak_device_memory(engine_.device());
-  const auto patience_is_lost = [&] { return plan_.patience > 0 && result_.validations_since_best >= plan_.patience; };
   while (result_.steps_done < plan_.steps) {
-    result_.lost_patience = patience_is_lost();
-    if (result_.lost_patience) return;
     one_step();
     if (validation_due()) validate();
     run_.save_if_due();
@@ -228,7 +213,6 @@ nlohmann::json TrainLoop::state() const {
           {"last_validation_step", result_.last_validation_step},
           {"best_validation", optional(result_.best_validation)},
           {"best_validation_step", result_.best_validation_step},
-          {"validations_since_best", result_.validations_since_best},
           {"best_checkpoint", result_.best_checkpoint},
           {"step_loss", optional(result_.step_loss)},
           {"loss", {number(loss_.state().first), loss_.state().second}},
@@ -253,7 +237,6 @@ void TrainLoop::restore(const nlohmann::json& state) {
   result_.last_validation_step = state.at("last_validation_step");
   result_.best_validation = optional(state.value("best_validation", nlohmann::json()));
   result_.best_validation_step = state.value("best_validation_step", std::int64_t{0});
-  result_.validations_since_best = state.value("validations_since_best", std::int64_t{0});
   result_.step_loss = optional(state.value("step_loss", nlohmann::json()));
   loss_.restore({number(state.at("loss").at(0)), state.at("loss").at(1)});
   for (auto& [name, mean] : {std::pair<const char*, RecentMean*>("noise", &noise_), {"signal", &signal_}}) {
@@ -363,16 +346,9 @@ std::optional<double> TrainLoop::noise_scale() {
 
 void TrainLoop::report(const StepOutcome& outcome, double lr, double seconds) {
   const auto tokens = static_cast<double>(engine_.config().train_batch_size * plan_.seq);
-  const StepMetrics metrics{result_.steps_done,
-                            outcome.loss,
-                            engine_.grad_norm(),
-                            lr,
-                            result_.tokens,
-                            result_.training_seconds,
-                            tokens / seconds,
-                            outcome.skipped,
-                            plan_.norms ? engine_.unit_grad_norms() : std::vector<UnitNorm>(),
-                            noise_scale()};
+  const StepMetrics metrics{
+      result_.steps_done,       outcome.loss,     engine_.grad_norm(), lr,           result_.tokens,
+      result_.training_seconds, tokens / seconds, outcome.skipped,     noise_scale()};
   if (run_.metrics()) record_step(*run_.metrics(), metrics);
   if (result_.steps_here == 1) {
     const auto reports = gather_memory(engine_.group(), engine_.memory_report());
@@ -400,8 +376,8 @@ Sample TrainLoop::sample() {
   constexpr std::int64_t kMostContext = 128;
   GenerateOptions options;
   options.length = plan_.sample_length;
-  options.temperature = plan_.temperature;
-  options.top_k = plan_.top_k;
+  options.temperature = kSampleTemperature;
+  options.top_k = kSampleTopK;
   options.seed = static_cast<std::uint64_t>(plan_.seed);
   options.context = std::min(plan_.seq, kMostContext);
   const at::Tensor padded = at::zeros({1, options.context}, at::kLong);
@@ -459,13 +435,9 @@ void TrainLoop::validate() {
 }
 
 void TrainLoop::look_at_validation(double nats) {
-  if (result_.best_validation && !(nats < *result_.best_validation)) {
-    ++result_.validations_since_best;
-    return;
-  }
+  if (result_.best_validation && !(nats < *result_.best_validation)) return;
   result_.best_validation = nats;
   result_.best_validation_step = result_.steps_done;
-  result_.validations_since_best = 0;
   if (plan_.keep_best && result_.steps_done > 0 && std::isfinite(nats)) save_best();
 }
 

@@ -29,6 +29,10 @@ class Clock {
   std::chrono::steady_clock::time_point lap_ = start_;
 };
 
+/// Of the sample at the end; `zero generate` has any.
+inline constexpr double kSampleTemperature = 0.8;
+inline constexpr std::int64_t kSampleTopK = 40;
+
 struct Sample {
   std::string prompt, text;
 };
@@ -79,7 +83,7 @@ class TrainLoop {
   void resume();
   void restart();
   void train();
-  /// The last checkpoint; where the run's folder cannot take it, in the spare one, or once there is room.
+  /// The last checkpoint; where the run's folder cannot take it, once there is room.
   /// What could not be done is in the result. *Collective.*
   void save_last();
   bool save_when_there_is_room(const std::string& problem);

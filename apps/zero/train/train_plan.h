@@ -2,63 +2,81 @@
 // A run of `zero train` with everything decided: what the ranks get, as JSON, from whoever prepared it.
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "train/train_options.h"
+#include "zero/kept_results.h"
 #include "zero/lm/causal_lm.h"
 #include "zero/lm/data.h"
 #include "zero/lm/models.h"
 
 namespace zero::app {
 
-struct TrainPlan {
-  int ranks = 0;
-  std::string device = "cpu";  ///< as TrainOptions
-  std::string preset;          ///< or the name of `model`
-  std::string model;           ///< its config.json; empty: the preset's GPT with the sizes that follow
-  std::string init_from;       ///< a folder with its weights; empty: random ones
-  std::string weights;         ///< of such a GPT, a file or a folder; empty: random ones
-  std::string export_folder;   ///< for its weights in the end; empty: none
-  std::string lora;            ///< adapter_config.json of the adapters that are trained in place of it; empty: none
-  bool merge = false;          ///< they are exported as part of its weights
-  std::int64_t layers = 0, dim = 0, heads = 0, seq = 0;
-  std::int64_t recompute_every = 0;                      ///< as GPTOptions
-  KeptResults recompute_keep = KeptResults::kNone;       ///< as GPTOptions
-  std::int64_t separator = -1;                           ///< as GPTOptions
-  std::int64_t parameters_numel = 0, trained_numel = 0;  ///< all, and those that are not frozen
-  std::string config;                                    ///< resolved, as JSON
-  std::string data, cache_dir;                           ///< as given, absolute; empty: see choose_corpus()
-  std::vector<std::string> suffixes;                     ///< empty: those of choose_corpus()
-  std::string text_tokenizer;  ///< a folder, by which the text was made tokens here; empty: it was not
-  std::string corpus_folder, corpus_hash;
-  std::int64_t train_tokens = 0;
-  double text_nbytes = 1;                      ///< of a token on average; 0: not known
-  std::string token_pieces, tokenizer;         ///< as TokenInfo's
-  int token_nbytes = 1;                        ///< 1: tokens are bytes of text
-  double baseline_nats = 0;                    ///< unigram entropy of the validation split, per token
-  std::string run_folder, tensorboard_folder;  ///< tensorboard_folder empty: none
-  std::int64_t steps = 0, eval_every = 0, eval_batches = 0;
-  std::int64_t seed = 0;
-  std::string prompt;
-  std::int64_t sample_length = 0, top_k = 0;
-  double temperature = 0;
-  bool norms = false;  ///< of every unit, in the metrics
-  bool noise = false;  ///< of gradients, in the metrics
-  bool quiet = false, verbose = false;
-  bool json = false;           ///< the summary in place of words; `quiet`, too
-  bool resume = false;         ///< go on from the newest checkpoint of the run folder, if there is one
-  bool goes_on = false;        ///< `resume`, and there is a checkpoint: it has the weights
-  std::int64_t begins_at = 0;  ///< the step of that checkpoint; known to the process that plans, not to the ranks
-  bool restart = false;        ///< start the run of the folder over
-  bool keep_going = false;     ///< also when the loss is not a number
-  std::int64_t patience = 0;   ///< validations in a row without a better one that end the run; 0: none do
-  bool keep_best = false;      ///< a checkpoint of the best validation, in best_folder()
-  double max_minutes = 0;      ///< 0: as long as it takes
-  std::string command_line;    ///< of this start
-  std::string spare_folder;    ///< for the last checkpoint, where the run's cannot take it; empty: none
+/// What a plan has besides options; a row is X(type, name, default, meaning).
+// clang-format off
+#define ZERO_PLAN_FACTS(X) \
+  X(int, ranks, 0, "") \
+  X(std::string, preset, , "or the name of `model`") \
+  X(std::string, model, , "its config.json; empty: the preset's GPT with the plan's sizes") \
+  X(std::string, init_from, , "a folder with its weights; empty: random ones") \
+  X(std::string, weights, , "of such a GPT, a file or a folder; empty: random ones") \
+  X(std::string, export_folder, , "for its weights in the end; empty: none") \
+  X(std::string, lora, , "adapter_config.json of the adapters that are trained in place of it; empty: none") \
+  X(KeptResults, recompute_keep, , "as GPTOptions") \
+  X(std::int64_t, separator, -1, "as GPTOptions") \
+  X(std::int64_t, parameters_numel, 0, "all") \
+  X(std::int64_t, trained_numel, 0, "those that are not frozen") \
+  X(std::string, config, , "resolved, as JSON") \
+  X(std::string, data, , "as given, absolute; empty: see choose_corpus()") \
+  X(std::string, cache_dir, , "the same") \
+  X(std::string, text_tokenizer, , "a folder, by which the text was made tokens here; empty: it was not") \
+  X(std::string, corpus_folder, , "") \
+  X(std::string, corpus_hash, , "") \
+  X(std::int64_t, train_tokens, 0, "") \
+  X(double, text_nbytes, 1, "of a token on average; 0: not known") \
+  X(std::string, token_pieces, , "as TokenInfo's") \
+  X(std::string, tokenizer, , "as TokenInfo's") \
+  X(int, token_nbytes, 1, "1: tokens are bytes of text") \
+  X(double, baseline_nats, 0, "unigram entropy of the validation split, per token") \
+  X(std::string, run_folder, , "") \
+  X(std::string, tensorboard_folder, , "empty: none") \
+  X(std::int64_t, seed, 0, "") \
+  X(bool, resume, false, "go on from the newest checkpoint of the run folder, if there is one") \
+  X(bool, goes_on, false, "`resume`, and there is a checkpoint: it has the weights") \
+  X(bool, restart, false, "start the run of the folder over") \
+  X(std::string, command_line, , "of this start")
+// clang-format on
+
+/// A plan has what an optional option says, or what is chosen where it is not given.
+template <class T>
+struct Planned {
+  using type = T;
 };
+template <class T>
+struct Planned<std::optional<T>> {
+  using type = T;
+};
+
+struct TrainPlan {
+#define ZERO_OPTION(when, group, type_of, name, ...) ZERO_IF_PLAN(when, Planned<type_of>::type name{};)
+#define ZERO_FACT(type, name, value, meaning) type name{value};
+  ZERO_TRAIN_OPTIONS(ZERO_OPTION)
+  ZERO_PLAN_FACTS(ZERO_FACT)
+#undef ZERO_OPTION
+#undef ZERO_FACT
+  std::int64_t begins_at = 0;  ///< the step of the checkpoint; known to the process that plans, not to the ranks
+};
+
+/// What recomputed blocks keep, by the name that --recompute-keep has for it; empty: nothing.
+KeptResults kept_results(const std::string& name);
+
+/// Takes over what the options say of a run, or (not `is_new`) of another start of it.
+void take_options(TrainPlan& plan, const TrainOptions& options, bool is_new);
+/// An absolute path of that; empty: empty.
+std::string absolute_or_empty(const std::string& path);
 
 /// A plan with nothing but the model: the preset and what overrides it. Throws ConfigError for an unknown
 /// preset and for sizes that do not fit each other.
@@ -86,9 +104,9 @@ plan::ModelShape causal_lm_shape(const TrainPlan& plan);
 /// "model  gpt-11m: 10.9 M parameters in ...", a line.
 std::string describe_model(const TrainPlan& plan);
 
-std::string to_json(const TrainPlan& plan);
-/// Throws InternalError for anything that to_json() did not write.
-TrainPlan plan_from_json(const std::string& json);
+void to_json(nlohmann::json& json, const TrainPlan& plan);
+/// What is not there stays as it is in a plan of nothing: runs of before it was there.
+void from_json(const nlohmann::json& json, TrainPlan& plan);
 
 /// plan.json, and this start in environment.json. Throws IoError.
 void write_start(const TrainPlan& plan);

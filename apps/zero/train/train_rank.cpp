@@ -1,7 +1,6 @@
 #include "train/train_rank.h"
 
 #include <ATen/Parallel.h>
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -71,19 +70,16 @@ std::string frame_sample(const TrainPlan& plan, const Sample& sample) {
   }
   if (plan.token_nbytes > 1) {
     return fmt::format("sample     {} tokens at temperature {:g}, after the beginning of the validation text\n\n{}\n",
-                       plan.sample_length, plan.temperature, indented);
+                       plan.sample_length, kSampleTemperature, indented);
   }
   return fmt::format("sample     {} bytes at temperature {:g}, after the prompt {}\n\n{}\n", plan.sample_length,
-                     plan.temperature, nlohmann::json(printable(plan.prompt)).dump(), indented);
+                     kSampleTemperature, nlohmann::json(printable(plan.prompt)).dump(), indented);
 }
 
 /// A run that must not be taken for a good one ends with an error, after everything is said and written.
 void check_went_well(const RunResult& result) {
   if (!result.save_problem.empty())
-    throw CheckpointError(
-        fmt::format("the last checkpoint could not be written: {}. --spare-dir DIR gives it another "
-                    "place next time",
-                    result.save_problem));
+    throw CheckpointError(fmt::format("the last checkpoint could not be written: {}", result.save_problem));
   if (!result.diverged) return;
   // A run that was told to train on may have saved what was lost already.
   const bool at_once = result.steps_here <= 1 && result.steps_done > 1;
@@ -119,10 +115,6 @@ void write_summary(const TrainPlan& plan, const RunResult& result) {
     write_run_json(plan.run_folder, kSummary, summary_json(plan, result));
   } catch (const IoError& error) {
     fmt::print(stderr, "zero train: {}\n", error.what());
-    if (plan.spare_folder.empty()) return;
-    std::filesystem::create_directories(plan.spare_folder);
-    write_run_json(plan.spare_folder, kSummary, summary_json(plan, result));
-    fmt::print(stderr, "zero train: summary.json is in {}\n", plan.spare_folder);
   }
 }
 
@@ -161,7 +153,9 @@ void take_best(const RunResult& result, Engine& engine) {
   engine.load_checkpoint(path.parent_path().string(), path.filename().string(), {.module_only = true});
 }
 
-int run(const TrainPlan& plan, Group group) {
+}  // namespace
+
+int train_rank(const TrainPlan& plan, Group group) {
   const Clock clock;
   const at::Device device = device_of_rank(plan.device, group);
   Config config = Config::from_text(plan.config, "configuration of the run");
@@ -212,8 +206,8 @@ int run(const TrainPlan& plan, Group group) {
       throw IoError(lost + " summary.json in the run's folder has it");
   }
   if (first) check_went_well(result);
-  const bool is_done = result.steps_done == plan.steps || result.lost_patience;
-  if (is_done && !result.diverged && result.save_problem.empty() && !plan.export_folder.empty()) {
+  if (result.steps_done == plan.steps && !result.diverged && result.save_problem.empty() &&
+      !plan.export_folder.empty()) {
     take_best(result, engine);
     model.export_weights(plan, engine);
     const bool adapters = !plan.lora.empty() && !plan.merge;
@@ -228,16 +222,6 @@ int run(const TrainPlan& plan, Group group) {
     }
   }
   return result.stop_signal;
-}
-
-}  // namespace
-
-int train_rank(const TrainPlan& plan, Group group) {
-  try {
-    return run(plan, group);
-  } catch (const c10::Error& error) {
-    throw ModelError(fmt::format("libtorch: {}", error.what_without_backtrace()));
-  }
 }
 
 }  // namespace zero::app
