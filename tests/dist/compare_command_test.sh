@@ -58,7 +58,7 @@ fi
 expect "ranks" "$(value two 'len(modes["stage3"]["memory"]["by_rank"])')" 3
 
 # ---- for programs ----
-compare 0 --data text --steps 2 --warmup 1 --rounds 1 --modes compute,stage1 --out json --no-plot --json
+compare 0 --data text --steps 2 --warmup 1 --rounds 1 --modes compute,stage1 --out json --no-plot --json --python "$(command -v python3)"
 python3 -c "import json; a, b = json.load(open('out')), json.load(open('json/compare.json')); assert a == b and a['rounds'] == 1" ||
   fail "--json: $(head -3 out)"
 
@@ -76,6 +76,9 @@ compare 2 --data text --steps 3 --warmup 3
 complains "--warmup 3: want less than the 3 steps"
 compare 2 --data text --out all
 complains "it already holds a comparison"
+compare 2 --data text --python /nowhere/python --out none
+complains "/nowhere/python: is no Python that runs"
+[ -e none ] && fail "a folder for nothing"
 compare 2 --data text --config /nowhere.json
 complains "/nowhere.json"
 ZERO_RANK=0 ZERO_WORLD_SIZE=1 ZERO_LOCAL_RANK=0 ZERO_LOCAL_WORLD_SIZE=1 ZERO_JOB_ID=x \

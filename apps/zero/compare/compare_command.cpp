@@ -230,7 +230,7 @@ int run_compare(CompareOptions options) {
   comparison.rounds = options.rounds;
   comparison.plan = prepare(options, console);
   const Config config = Config::from_text(comparison.plan.config, "configuration of the comparison");
-  if (!options.python.empty() && find_python(options.python, {}).empty())
+  if (!options.python.empty() && find_python(options.python, {"json"}).empty())
     throw ConfigError(fmt::format("--python {}: is no Python that runs", options.python));
   const fs::path folder = make_folder(options);
   const int stopped = run_modes(options, modes, folder, console, comparison);
