@@ -323,7 +323,7 @@ runtime.state_dict_factory: MegatronSDLoader SDLoaderBase SDLoaderFactory
 [linear layers of stage 3] torch.nn.Linear is memory-efficient by itself: parameters are gathered by use
 runtime.zero.linear: LinearFunctionForZeroStage3 LinearModuleForZeroStage3 zero3_linear_wrap
 
-[a launcher of several hosts] start the ranks with torchrun, mpirun or srun
+[a launcher of several hosts] start the ranks with zero launch --hostfile, torchrun, mpirun or srun
 launcher.multinode_runner: IMPIRunner MPICHRunner MVAPICHRunner MultiNodeRunner OpenMPIRunner PDSHRunner SlurmRunner
 
 [LoRA of DeepSpeed's own] use peft, or freeze parameters and train others
@@ -392,7 +392,7 @@ ops.sparse_attention.matmul: MatMul
 ops.sparse_attention.softmax: Softmax
 ops.sparse_attention.sparsity_config: LocalSlidingWindowSparsityConfig
 
-[sparse gradients] make embeddings with sparse=False
+[SparseTensor] embeddings with sparse=True need none: their gradients are exchanged row by row
 runtime.sparse_tensor: SparseTensor
 
 [tensor parallelism in Python]

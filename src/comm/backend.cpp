@@ -18,9 +18,9 @@ std::chrono::milliseconds timeout_from_environment() {
   if (!text || *text == '\0') return kDefaultTimeout;
   char* end = nullptr;
   const double seconds = std::strtod(text, &end);
-  if (*end != '\0' || !(seconds > 0) || seconds > 1e9) {
+  if (*end != '\0' || !(seconds >= 1e-3) || seconds > 1e9) {
     throw ConfigError(
-        fmt::format("environment variable ZERO_TIMEOUT_S: got \"{}\", wanted a number of seconds above 0 "
+        fmt::format("environment variable ZERO_TIMEOUT_S: got \"{}\", wanted a number of seconds, at least 0.001 "
                     "(timeout of collectives).",
                     text));
   }
@@ -103,6 +103,8 @@ void Backend::tell_all(const void* mine, std::size_t nbytes, void* all, std::str
 }
 
 void Backend::move_with(const std::shared_ptr<Backend>& other) {
+  const BackendGuard guard(*lock_);
+  std::erase_if(others_, [](const std::weak_ptr<Backend>& one) { return one.expired(); });
   const auto same = [&](const std::weak_ptr<Backend>& one) { return one.lock() == other; };
   if (other.get() != this && std::none_of(others_.begin(), others_.end(), same)) others_.push_back(other);
 }

@@ -31,6 +31,8 @@ constexpr UpdateKind kUpdateKinds[] = {
      .ends_after_step = true},
 };
 
+static_assert(std::size(kUpdateKinds) == static_cast<std::size_t>(Own::Update::kDelayed) + 1);
+
 template <Own::Update update>
 bool updates(const Setting& s) {
   return s.config.zerotorch.update == update;

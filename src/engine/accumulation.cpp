@@ -1,6 +1,7 @@
 // Accumulation windows: how many micro-batches make an update, and who says where a window ends.
 #include <fmt/format.h>
 
+#include <cmath>
 #include <utility>
 
 #include "base/log.h"
@@ -8,6 +9,11 @@
 #include "zero/errors.h"
 
 namespace zero {
+namespace {
+
+bool is_scale(double scale) { return scale > 0 && std::isfinite(scale); }
+
+}  // namespace
 
 void engine::Accumulation::check_length(std::int64_t micro_batches) {
   const std::int64_t length = micro_batches / groups_.data_parallel.size(),
@@ -74,10 +80,10 @@ void Engine::set_progress(const Progress& progress) {
   impl.check_trains("set_progress()");
   impl.enter(engine::Entry::kBetweenSteps, "set_progress()");
   const std::int64_t taken = progress.global_steps - progress.skipped_steps;
-  if (progress.skipped_steps < 0 || taken < 0 || progress.loss_scale.value_or(1) <= 0) {
+  if (progress.skipped_steps < 0 || taken < 0 || !is_scale(progress.loss_scale.value_or(1))) {
     throw ConfigError(fmt::format(
         "set_progress(): {} steps, {} of them skipped, at a loss scale of {:g}; wanted numbers from 0 on, no more "
-        "skipped than there were, and a scale above 0",
+        "skipped than there were, and a finite scale above 0",
         progress.global_steps, progress.skipped_steps, progress.loss_scale.value_or(1)));
   }
   std::vector<std::int64_t> updates(impl.sharded.model.parameters.size(), taken);

@@ -11,20 +11,19 @@ constexpr std::int64_t kLeastNbytes = 64 << 10;  ///< smaller tensors stay on th
 
 }  // namespace
 
-UsedActivationHome::UsedActivationHome(const Config& config, const Groups& groups, c10::Device module,
-                                       storage::Ledger& ledger)
+UsedActivationHome::UsedActivationHome(const Config& config, const layout::Placement& place, const Groups& groups,
+                                       c10::Device module, storage::Ledger& ledger)
     : ledger_(std::make_shared<storage::Ledger*>(&ledger)) {
-  const auto& offload = config.zerotorch.offload_activations;
   const auto count = [weak = std::weak_ptr(ledger_)](std::int64_t nbytes) {
     if (const auto alive = weak.lock()) (*alive)->add(MemoryKind::kOffload, nbytes);
   };
-  if (offload.device == Config::OffloadDevice::kNvme) {
-    home_ = offload::activations_on_nvme({.folder = offload.nvme_path,
-                                          .buffers = static_cast<int>(offload.buffer_count),
+  if (place.is_on_disk()) {
+    home_ = offload::activations_on_nvme({.folder = config.zerotorch.offload_activations.nvme_path,
+                                          .buffers = static_cast<int>(place.disk_buffers),
                                           .block_nbytes = config.aio.block_size,
                                           .queue_depth = static_cast<int>(config.aio.queue_depth)},
                                          io::system_files(), count);
-  } else if (config.activations_in_host_memory() && !module.is_cpu()) {
+  } else if (place.tier == layout::Tier::kHost && !module.is_cpu()) {
     home_ = offload::activations_in_host_memory(kLeastNbytes, count);
   } else if (config.activation_checkpointing.partition_activations && groups.model_parallel) {
     home_ = partitioned_activations(*groups.model_parallel);

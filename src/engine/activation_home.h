@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "engine/groups.h"
+#include "layout/placement.h"
 #include "storage/ledger.h"
 #include "zero/activations.h"
 #include "zero/config.h"
@@ -14,7 +15,8 @@ class UsedActivationHome {
  public:
   /// Nothing where the configuration asks for nothing, or for what is so anyway. Memory of the host counts in `ledger`.
   /// Throws IoError.
-  UsedActivationHome(const Config& config, const Groups& groups, c10::Device module, storage::Ledger& ledger);
+  UsedActivationHome(const Config& config, const layout::Placement& place, const Groups& groups, c10::Device module,
+                     storage::Ledger& ledger);
   ~UsedActivationHome();
   UsedActivationHome(const UsedActivationHome&) = delete;
   UsedActivationHome& operator=(const UsedActivationHome&) = delete;

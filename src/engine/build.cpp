@@ -26,6 +26,8 @@
 #include "engine/cpu_products.h"
 #include "engine/engine_impl.h"
 #include "engine/observers.h"
+#include "engine/offload_files.h"
+#include "engine/optimizers/optimizer_setup.h"
 #include "engine/progress_log.h"
 #include "engine/shard_place.h"
 #include "intercept/deferred_values.h"
@@ -146,13 +148,13 @@ sharding::ShardingPlan make_model(Engine::Impl& impl, const ShardPlace& place) {
                      impl.groups.model_parallel && !item.split.is_split(), item.tensor.sizes().vec()});
   }
   model.param_dtype = param_dtype_of(impl.config, inventory);
-  const sharding::ShardingPlan shards =
-      sharding::plan_sharding(infos, inventory.tree, impl.config,
-                              {.count = impl.groups.data_parallel.size(),
-                               .hosts = impl.groups.data_parallel.single_node() ? 1 : 2,
-                               .on_cpu = model.device.is_cpu(),
-                               .module_on_cpu = model.module_device.is_cpu(),
-                               .reads_in_place = place.moved_by == ShardPlace::MovedBy::kSharedMemory});
+  const sharding::ShardingPlan shards = sharding::plan_sharding(
+      infos, inventory.tree, impl.config,
+      {.count = impl.groups.data_parallel.size(),
+       .hosts = impl.groups.data_parallel.single_node() ? 1 : 2,  // or more: whether there are several
+       .on_cpu = model.device.is_cpu(),
+       .module_on_cpu = model.module_device.is_cpu(),
+       .reads_in_place = place.moved_by == ShardPlace::MovedBy::kSharedMemory});
   model.parameters.resize(infos.size());
   for (const auto& from : shards.units) {
     const int u = static_cast<int>(model.units.size());
@@ -214,74 +216,84 @@ optim::LossScaler make_scaler(const Config& config) {
   return optim::LossScaler(options);
 }
 
-void make_parts(Engine::Impl& impl, const sharding::ShardingPlan& shards, OptimizerSetup setup) {
-  const auto& zero = impl.config.zero_optimization;
-  if (shards.place.reads_in_place()) {
-    impl.sharded.model.hosts = find_hosts(impl.groups.data_parallel);
-    impl.sharded.store =
-        sharding::make_node_shared_store(impl.sharded.model, impl.sharded.ledger, impl.sharded.timeline);
-  } else {
-    sharding::CopyingStoreOptions options{.resident = shards.resident,
-                                          .max_live_numel = zero.stage3_max_live_parameters,
-                                          .max_reuse_numel = zero.stage3_max_reuse_distance,
-                                          .prefetch_numel = shards.prefetch_numel,
-                                          .measured_prefetch = impl.config.zerotorch.measured_prefetch,
-                                          .publish_bucket_numel = zero.allgather_bucket_size,
-                                          .updates_in_backward = !shards.update.keeps_gradients};
-    options.shares_shards = shards.place.copies_from_shared();
-    if (shards.place.parameters.is_on_disk()) {
-      options.disk = disk_of(impl.config, zero.offload_param.nvme_path, zero.offload_param.buffer_count);
-      options.disk->cuts = shards.parameter_slots();
-      options.disk->files = &impl.observers.watch(*options.disk->files);
-    }
-    try {
-      impl.sharded.store = sharding::make_copying_store(impl.sharded.model, impl.sharded.ledger, impl.sharded.timeline,
-                                                        std::move(options));
-    } catch (const IoError& error) {
-      if (!shards.place.parameters.is_on_disk()) throw;
-      throw IoError(fmt::format("zero_optimization.offload_param.nvme_path: {}", error.what()));
-    }
-  }
-  impl.training.scaler = make_scaler(impl.config);
-  impl.training.lr_overrides.resize(setup.options.groups.size());
-  if (!shards.update.keeps_gradients) setup.options.bucket_numel = shards.bucket_numel;
-  // What changes directions in place, and a program's own optimizer, take them as they are added.
-  const bool reads_narrow = !setup.options.float_masters &&
-                            std::ranges::none_of(setup.options.groups, [](const auto& g) { return g.rule->whole; });
-  setup.options.updates_late = shards.update.second_parameters;
-  if (setup.options.disk) setup.options.disk->has_two_places = shards.update.second_states;
-  setup.options.states_on_device = shards.place.states.on_device;
-  setup.options.device_update_numel = shards.device_update_numel;
-  const bool on_disk = setup.options.disk.has_value();
-  if (on_disk) setup.options.disk->files = &impl.observers.watch(*setup.options.disk->files);
+/// make(), whose errors of a disk begin with the key that names its folder.
+template <class Make>
+auto with_key(const std::optional<offload::DiskOptions>& disk, std::string_view key, Make make) {
+  const bool on_disk = disk.has_value();
   try {
-    impl.sharded.optimizer = std::make_unique<sharding::ShardedOptimizer>(
-        impl.sharded.model, *impl.sharded.store, impl.sharded.ledger, std::move(setup.options));
+    return make();
   } catch (const IoError& error) {
     if (!on_disk) throw;
-    throw IoError(fmt::format("zero_optimization.offload_optimizer.nvme_path: {}", error.what()));
+    throw IoError(fmt::format("{}: {}", key, error.what()));
   }
-  sharding::ReducerOptions reducer_options{
+}
+
+/// *Collective.*
+void make_store(Engine::Impl& impl, const sharding::ShardingPlan& shards) {
+  auto& [ledger, model, timeline, store, optimizer, reducer, update, norm] = impl.sharded;
+  const auto& zero = impl.config.zero_optimization;
+  if (shards.place.reads_in_place()) {
+    model.hosts = find_hosts(impl.groups.data_parallel);
+    store = sharding::make_node_shared_store(model, ledger, timeline);
+    return;
+  }
+  sharding::CopyingStoreOptions options{.resident = shards.resident,
+                                        .max_live_numel = zero.stage3_max_live_parameters,
+                                        .max_reuse_numel = zero.stage3_max_reuse_distance,
+                                        .prefetch_numel = shards.prefetch_numel,
+                                        .measured_prefetch = impl.config.zerotorch.measured_prefetch,
+                                        .publish_bucket_numel = zero.allgather_bucket_size,
+                                        .updates_in_backward = !shards.update.keeps_gradients};
+  options.shares_shards = shards.place.copies_from_shared();
+  options.disk = disk_of(shards.place.parameters, impl.config, zero.offload_param.nvme_path, impl.observers);
+  if (options.disk) options.disk->cuts = shards.parameter_slots();
+  store = with_key(options.disk, "zero_optimization.offload_param.nvme_path",
+                   [&] { return sharding::make_copying_store(model, ledger, timeline, options); });
+}
+
+void make_optimizer(Engine::Impl& impl, const sharding::ShardingPlan& shards, sharding::OptimizerOptions options) {
+  const std::string& folder = impl.config.zero_optimization.offload_optimizer.nvme_path;
+  options.disk = disk_of(shards.place.states, impl.config, folder, impl.observers);
+  if (options.disk) options.disk->has_two_places = shards.update.second_states;
+  if (!shards.update.keeps_gradients) options.bucket_numel = shards.bucket_numel;
+  options.updates_late = shards.update.second_parameters;
+  options.place = shards.place.states;
+  options.device_update_numel = shards.device_update_numel;
+  impl.sharded.optimizer = with_key(options.disk, "zero_optimization.offload_optimizer.nvme_path", [&] {
+    return std::make_unique<sharding::ShardedOptimizer>(impl.sharded.model, *impl.sharded.store, impl.sharded.ledger,
+                                                        options);
+  });
+}
+
+/// *Collective.* `reads_narrow`: the optimizer takes sums in the dtype of gradients.
+void make_reducer(Engine::Impl& impl, const sharding::ShardingPlan& shards, bool reads_narrow) {
+  const std::string& own = impl.config.zerotorch.offload_gradients.nvme_path;
+  const std::string& folder = own.empty() ? impl.config.zero_optimization.offload_optimizer.nvme_path : own;
+  sharding::ReducerOptions options{
       .bucket_numel = shards.bucket_numel,
       .overlap = shards.overlap,
+      .disk = disk_of(shards.place.gradients, impl.config, folder, impl.observers),
       .sums_are_gradients = shards.sums_are_gradients && (reads_narrow || shards.gradient_dtype == shards.sum_dtype),
       .copied_by_device = shards.place.states.is_split(),
       .sets_of_sums = shards.update.sets_of_sums,
       .keeps_sums = shards.update.keeps_gradients};
-  if (shards.place.gradients.is_on_disk()) {
-    const std::string& own = impl.config.zerotorch.offload_gradients.nvme_path;
-    reducer_options.disk = disk_of(impl.config, own.empty() ? zero.offload_optimizer.nvme_path : own,
-                                   impl.config.zerotorch.offload_gradients.buffer_count);
-    reducer_options.disk->cuts.slot_numel = shards.sub_group_numel;
-    reducer_options.disk->files = &impl.observers.watch(*reducer_options.disk->files);
-  }
-  try {
-    impl.sharded.reducer = std::make_unique<sharding::GradientReducer>(
-        impl.sharded.model, impl.sharded.ledger, impl.sharded.timeline, std::move(reducer_options));
-  } catch (const IoError& error) {
-    if (!shards.place.gradients.is_on_disk()) throw;
-    throw IoError(fmt::format("zerotorch.offload_gradients.nvme_path: {}", error.what()));
-  }
+  if (options.disk) options.disk->cuts.slot_numel = shards.sub_group_numel;
+  impl.sharded.reducer = with_key(options.disk, "zerotorch.offload_gradients.nvme_path", [&] {
+    return std::make_unique<sharding::GradientReducer>(impl.sharded.model, impl.sharded.ledger, impl.sharded.timeline,
+                                                       options);
+  });
+}
+
+/// *Collective.*
+void make_parts(Engine::Impl& impl, const sharding::ShardingPlan& shards, sharding::OptimizerOptions options) {
+  // What changes directions in place, and a program's own optimizer, take them as they are added.
+  const bool reads_narrow =
+      !options.float_masters && std::ranges::none_of(options.groups, [](const auto& g) { return g.rule->whole; });
+  impl.training.scaler = make_scaler(impl.config);
+  impl.training.lr_overrides.resize(options.groups.size());
+  make_store(impl, shards);
+  make_optimizer(impl, shards, std::move(options));
+  make_reducer(impl, shards, reads_narrow);
   impl.sharded.update = sharding::make_update_schedule(
       impl.config.zerotorch.update,
       {impl.sharded.model, *impl.sharded.store, *impl.sharded.optimizer, *impl.sharded.reducer, impl.sharded.timeline});
@@ -591,7 +603,7 @@ void join_ranks(Engine::Impl& impl, const sharding::ShardingPlan& shards, const 
   make_transport(impl.sharded.model, place.moved_by);
   impl.random.choose_seed(impl.groups.all);
   impl.optimizer_source = std::move(setup.source);
-  make_parts(impl, shards, std::move(setup));
+  make_parts(impl, shards, std::move(setup.options));
   make_replicated_alike(impl.groups, impl.trained.inventory,
                         impl.config.zerotorch.verify_parameters == Config::Zerotorch::VerifyParameters::kVerify);
   impl.trained.without_values = parameters_without_values(impl.trained.inventory);
@@ -671,8 +683,8 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
   impl->trained.memory_before = measure_module(impl->trained.inventory);
   add_trace(*impl);
   try {
-    impl->compute.activation_home.emplace(impl->config, impl->groups, impl->sharded.model.module_device,
-                                          impl->sharded.ledger);
+    impl->compute.activation_home.emplace(impl->config, shards.place.activations, impl->groups,
+                                          impl->sharded.model.module_device, impl->sharded.ledger);
     join_ranks(*impl, shards, place, std::move(setup), options.device.has_value());
   } catch (const std::exception& error) {
     impl->groups.abort(error.what());

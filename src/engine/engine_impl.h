@@ -1,9 +1,12 @@
 #pragma once
-// What an Engine is made of. Only this room sees all others.
+// What an Engine is made of.
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "config/update_kind.h"
@@ -134,7 +137,7 @@ struct Engine::Impl {
 
   ~Impl();
 
-  /// Reads rates and hyper-parameters for the next update. Not while one may be under way. Throws ConfigError.
+  /// Reads rates and hyper-parameters for the next update. Not while one reads them. Throws ConfigError.
   void refresh_rates();
   /// False: they are used up in backward.
   bool keeps_gradients() const { return config::kind_of(config.zerotorch.update).keeps_gradients; }
@@ -201,19 +204,5 @@ std::size_t checked_group(const Engine::Impl& impl, int group);
 std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::Module> module, Config config,
                                     const InitializeOptions& options);
 
-/// For offload to NVMe of engines that are made from here on; null: the system's. For tests.
-void use_files_for_offload(io::FileSystem* files);
-/// Files in `folder` as the "aio" section says, with so many slots in memory.
-offload::DiskOptions disk_of(const Config& config, const std::string& folder, std::int64_t buffers);
-
-struct OptimizerSetup {
-  optim::Algorithm algorithm = optim::Algorithm::kAdam;
-  sharding::OptimizerOptions options;
-  std::unique_ptr<OptimizerSource> source;
-  std::string description;  ///< for the log
-};
-/// Hyper-parameters from the JSON or the client optimizer, and which parameter uses which. Local. Throws
-/// ConfigError.
-OptimizerSetup set_up_optimizer(const Config& config, const InitializeOptions& options, const Inventory& inventory);
 }  // namespace engine
 }  // namespace zero

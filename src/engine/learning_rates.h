@@ -3,6 +3,7 @@
 // program has set. Local.
 #include <cstdint>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "engine/optimizers/optimizer_source.h"
@@ -27,7 +28,7 @@ class LearningRates {
 
   /// As it is now. Throws ConfigError.
   double of(std::size_t group) const;
-  /// Reads schedule, overrides and the optimizer's options for the next update. Not while one may be under way. Throws
+  /// Reads schedule, overrides and the optimizer's options for the next update. Not while one reads them. Throws
   /// ConfigError.
   void refresh();
   /// As refresh() has left them.

@@ -39,6 +39,9 @@ struct Hyper {
   bool operator==(const Hyper&) const = default;
 };
 
+/// What torch.optim.SGD wants for nesterov; the configuration wants the same (config/cross_check.cpp).
+inline bool may_be_nesterov(const Hyper& hyper) { return hyper.momentum > 0 && hyper.dampening == 0; }
+
 /// A hyper-parameter under its name in the JSON's optimizer.params; beta1 and beta2 for betas.
 struct HyperNumber {
   std::string_view name;

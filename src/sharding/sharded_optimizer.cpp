@@ -68,11 +68,11 @@ ShardedOptimizer::ShardedOptimizer(ShardedModel& model, ParameterStore& store, s
 
 void ShardedOptimizer::make_states() {
   std::vector<offload::StoreColumn> columns = this->columns();
-  if (std::ranges::find(options_.states_on_device, true) != options_.states_on_device.end()) {
+  if (std::ranges::find(options_.place.on_device, true) != options_.place.on_device.end()) {
     ZERO_CHECK(!options_.disk && !options_.updates_late && options_.bucket_numel == 0 && !has_two_passes(),
                "states on a device beside what goes without");
     auto twins = offload::make_split_store(model_.home, model_.module_device, ledger_, std::move(columns),
-                                           options_.states_on_device);
+                                           options_.place.on_device);
     twins_ = twins.get();
     states_ = std::move(twins);
     on_device_ = std::make_unique<DeviceUpdates>(model_, ledger_, options_.device_update_numel);

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "layout/placement.h"
 #include "offload/disk_store.h"
 #include "offload/shard_store.h"
 #include "offload/split_store.h"
@@ -44,10 +45,10 @@ struct OptimizerOptions {
   /// begin_update() or begin_try() may be called: there is memory for what an update makes of this rank's low-precision
   /// values. Needs sharded optimizer states.
   bool updates_late = false;
-  /// By unit: its states are on the module's accelerator, which also updates them, while everything else is in host
-  /// memory; empty: none are. Not with `disk`, two-pass rules, update_part() and begin_update(), and only where the
-  /// device has kernels for the rules. Needs sums of gradients in memory.
-  std::vector<bool> states_on_device;
+  /// Of masters and states. Split: those of some units are on the module's accelerator, which also updates them, while
+  /// everything else is in host memory. Not with `disk`, two-pass rules, update_part() and begin_update(), and only
+  /// where the device has kernels for the rules. Needs sums of gradients in memory.
+  layout::Placement place = {};
   std::int64_t device_update_numel = 0;  ///< at most so many elements of these are copied at once
 };
 
@@ -206,7 +207,7 @@ class ShardedOptimizer {
   void update_range_of(int unit, Range range, Sums gradient);
   /// The same of a unit whose states are on the device: only begins.
   void begin_on_device(int unit, Range range, Sums gradient);
-  bool is_on_device(int unit) const { return twins_ && options_.states_on_device[static_cast<std::size_t>(unit)]; }
+  bool is_on_device(int unit) const { return twins_ && options_.place.on_device[static_cast<std::size_t>(unit)]; }
   /// What noted_ has of a run.
   optim::Hyper hyper_of(int group, std::int64_t steps) const;
   void update_piece(const optim::Passes& passes, const optim::Rule& rule, int unit, Range piece, void* low,

@@ -1,6 +1,6 @@
 #include "sharding/unit_board.h"
 
-#include <algorithm>
+#include <chrono>
 #include <mutex>
 #include <utility>
 

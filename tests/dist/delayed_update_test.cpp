@@ -16,6 +16,7 @@
 
 #include "doubles/faulty_files.h"
 #include "engine/engine_impl.h"
+#include "engine/offload_files.h"
 #include "io/file_system.h"
 #include "support/bits.h"
 #include "support/engine_hash.h"

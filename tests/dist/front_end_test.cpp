@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <thread>
 
 #include "support/errors.h"
@@ -185,6 +186,8 @@ TEST(FrontEnd, StatesAndProgressOfAnotherLibraryGoOn) {
     EXPECT_THROW(other.set_full_optimizer_state("first.weight", "exp_avg", at::zeros({2})), ModelError);
     EXPECT_THROW(other.set_full_optimizer_state("first.weight", "sum", at::zeros({5, 6})), ModelError);
     EXPECT_THROW(other.set_progress({.global_steps = 1, .skipped_steps = 2}), ConfigError);
+    for (const double scale : {0.0, -1.0, std::nan(""), HUGE_VAL})
+      EXPECT_THROW(other.set_progress({.global_steps = 1, .loss_scale = scale}), ConfigError) << scale;
     EXPECT_THROW(other.set_progress({.global_steps = 1, .updates = {{"no", 1}}}), ModelError);
   }));
 }

@@ -564,6 +564,18 @@ TEST(Fit, LeavesRoom) {
   EXPECT_TRUE(fit(model, config, tight, nothing).changes.empty());
 }
 
+/// Adapters over a base on NVMe: every gather reads the base, and no update writes it.
+TEST(PlanMemory, FrozenParametersOnNvmeAreNotWritten) {
+  ModelShape model = transformer({.layers = 4, .dim = 256, .heads = 4, .vocab = 1000, .seq = 128}, "base");
+  for (ParameterShape& parameter : model.parameters) parameter.trainable = parameter.name.ends_with("ln1.weight");
+  const Config config = Config::from_text(R"({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3,
+    "stage3_param_persistence_threshold": 0, "offload_param": {"device": "nvme", "nvme_path": "/disk"}}})");
+  const Plan plan = plan_memory(model, config, {.ranks = 2});
+  EXPECT_GT(plan.rank.nvme_nbytes, 0);
+  EXPECT_LT(plan.traffic.nvme_written_nbytes, 0.02 * static_cast<double>(plan.rank.nvme_nbytes));
+  EXPECT_GT(plan.traffic.nvme_nbytes, static_cast<double>(plan.rank.nvme_nbytes));
+}
+
 /// Where they are clipped, so that they must be summed first.
 TEST(Suggest, GradientsOnNvmeForOneMachine) {
   ModelShape model = model_of_numel(7'000'000'000);

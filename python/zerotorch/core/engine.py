@@ -488,7 +488,7 @@ class Engine(Trained, torch.nn.Module):
         problem = first_problem(None if end - begin == part.numel() else wrong)
         if problem is not None:
             raise UsageError(f"part of parameter '{self._name_of(parameter)}': {problem}")
-        whole = torch.empty_like(parameter, dtype=torch.float32, requires_grad=False)
+        whole = torch.empty_like(parameter, dtype=torch.float32, device="cpu", requires_grad=False)
         flat = whole.as_strided((whole.numel(),), (1,))  # in the order of its memory
         group = world_group()
         for rank in range(group.size):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 
@@ -45,26 +46,35 @@ class LocalRank(str):
         return LocalRank, (self._number, str.__str__(self))
 
 
+def _number(value: Any) -> Any:
+    return int(value) if isinstance(value, LocalRank) else value
+
+
 def _compare(name: str) -> Any:
+    operate = getattr(operator, name)
+
     def compare(self: LocalRank, other: Any) -> Any:
         if isinstance(other, str) and not isinstance(other, LocalRank):
             return NotImplemented if name not in ("__eq__", "__ne__") else (name == "__ne__")
-        return getattr(self._number, name)(int(other) if isinstance(other, LocalRank) else other)
+        return operate(int(self), _number(other))
 
     return compare
 
 
 def _compute(name: str) -> Any:
-    def compute(self: LocalRank, *others: Any) -> Any:
-        return getattr(self._number, name)(*(int(o) if isinstance(o, LocalRank) else o for o in others))
+    operate = getattr(operator, name)
+    return lambda self, *others: operate(int(self), *(_number(other) for other in others))
 
-    return compute
+
+def _compute_reflected(name: str) -> Any:
+    operate = getattr(operator, name)
+    return lambda self, other: operate(_number(other), int(self))
 
 
 for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
     setattr(LocalRank, _name, _compare(_name))
-for _name in (
-    *("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__floordiv__", "__rfloordiv__"),
-    *("__truediv__", "__rtruediv__", "__mod__", "__rmod__", "__neg__", "__pow__", "__rpow__", "__abs__"),
-):
+for _name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow"):
+    setattr(LocalRank, f"__{_name}__", _compute(f"__{_name}__"))
+    setattr(LocalRank, f"__r{_name}__", _compute_reflected(f"__{_name}__"))
+for _name in ("__neg__", "__abs__"):
     setattr(LocalRank, _name, _compute(_name))

@@ -20,12 +20,12 @@ def is_initialized() -> bool:
 
 def rank() -> int:
     """This process's among all; before there is a process group, what the launcher says, else 0. Local."""
-    return dist.get_rank() if is_initialized() else int(os.environ.get("RANK", "0"))
+    return dist.get_rank() if is_initialized() else int(from_launcher("RANK") or "0")
 
 
 def world_size() -> int:
     """The number of ranks; before there is a process group, what the launcher says, else 1. Local."""
-    return dist.get_world_size() if is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    return dist.get_world_size() if is_initialized() else int(from_launcher("WORLD_SIZE") or "1")
 
 
 def from_launcher(name: str) -> str | None:

@@ -123,7 +123,7 @@ class LiveOptions final : public Kind::Options {
   ~LiveOptions() override {
     try {
       group_->last = group_->read();
-    } catch (...) {  // values that no optimizer takes: those before stay
+    } catch (...) {  // a destructor does not throw: those before stay
     }
     group_->read = nullptr;
   }
@@ -211,7 +211,7 @@ void check_values(const optim::Hyper& hyper, std::size_t group) {
                       group, number.name, value));
     }
   }
-  if (hyper.nesterov && !(hyper.momentum > 0 && hyper.dampening == 0)) {
+  if (hyper.nesterov && !optim::may_be_nesterov(hyper)) {
     throw ConfigError(
         fmt::format("group {} of the client optimizer has nesterov on with momentum {:g} and dampening {:g}; it needs "
                     "a momentum and no dampening",

@@ -29,7 +29,6 @@ class ClientOptimizer final : public OptimizerSource {
   optim::Hyper hyper(std::size_t group) const;
   double base_lr(std::size_t group) const override { return hyper(group).lr; }
   void read_options() override;
-  std::size_t groups() const { return groups_.size(); }
 
   struct Group;
 

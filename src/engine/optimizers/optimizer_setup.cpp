@@ -1,7 +1,13 @@
+#include "engine/optimizers/optimizer_setup.h"
+
 #include <fmt/format.h>
 #include <torch/optim/optimizer.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <tuple>
+#include <vector>
 
 #include "base/check.h"
 #include "config/values.h"
@@ -37,7 +43,7 @@ class GroupReader {
     if (given && type_ != "Muon") refuse("use_muon", fmt::format("only type Muon reads it, and this is {}", type_));
   }
   void check_nesterov(const optim::Hyper& hyper) const {
-    if (hyper.nesterov && !(hyper.momentum > 0 && hyper.dampening == 0)) refuse("nesterov", kWantedByNesterov);
+    if (hyper.nesterov && !optim::may_be_nesterov(hyper)) refuse("nesterov", kWantedByNesterov);
   }
 
  private:
@@ -228,27 +234,7 @@ void check_factory(const Config& config, const InitializeOptions& options) {
   }
 }
 
-io::FileSystem* files_of_offload = nullptr;
-
-/// Where masters and states live, unless in memory.
-std::optional<offload::DiskOptions> disk_of_states(const Config& config) {
-  const auto& offload = config.zero_optimization.offload_optimizer;
-  if (offload.device != Config::OffloadDevice::kNvme) return std::nullopt;
-  return disk_of(config, offload.nvme_path, offload.buffer_count);
-}
-
 }  // namespace
-
-offload::DiskOptions disk_of(const Config& config, const std::string& folder, std::int64_t buffers) {
-  offload::DiskOptions disk;
-  disk.files = files_of_offload ? files_of_offload : &io::system_files();
-  disk.folder = folder;
-  disk.scratch = {static_cast<std::uint64_t>(config.aio.block_size), static_cast<unsigned>(config.aio.queue_depth)};
-  disk.buffers = static_cast<int>(buffers);
-  return disk;
-}
-
-void use_files_for_offload(io::FileSystem* files) { files_of_offload = files; }
 
 OptimizerSetup set_up_optimizer(const Config& config, const InitializeOptions& options, const Inventory& inventory) {
   OptimizerSetup setup;
@@ -256,7 +242,6 @@ OptimizerSetup set_up_optimizer(const Config& config, const InitializeOptions& o
   setup.options.sub_group_numel = config.zero_optimization.sub_group_numel();
   setup.options.master_dtype = config.master_dtype();
   setup.options.stochastic_rounding = config.zerotorch.stochastic_rounding;
-  setup.options.disk = disk_of_states(config);
   setup.options.seed = static_cast<std::uint64_t>(config.zerotorch.seed.value_or(0));
   if (options.optimizer_factory) {
     check_factory(config, options);

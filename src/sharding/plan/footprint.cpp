@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace zero::sharding {
 
@@ -130,7 +131,8 @@ Footprint::ByRank Footprint::by_rank() const {
   for (const OfUnit& part : of_units_) {
     if (!is_a_state(part.kind)) continue;
     Spread& where = layout::is_on_device(part.tier) ? device : part.share == Share::kHostShard ? host_shards : host;
-    const std::int64_t numel = shards_.units[part.unit].numel, blocks = numel / layout::kBlockNumel;
+    const std::int64_t numel = shards_.units[part.unit].numel;
+    const std::int64_t blocks = (numel + shards_.cut_numel - 1) / shards_.cut_numel;
     const auto nbytes = static_cast<double>(part.nbytes_of({0, numel}));
     if (part.share == Share::kWhole) {
       where.add_everywhere(nbytes);

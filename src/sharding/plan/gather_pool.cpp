@@ -23,7 +23,7 @@ std::vector<std::int64_t> unit_numels(const ShardingPlan& shards) {
 class GatherPool {
  public:
   GatherPool(const ShardingPlan& shards, const Config& config)
-      : laid_(shards),
+      : shards_(shards),
         schedule_(unit_numels(shards), shards.resident,
                   {.max_live_numel = config.zero_optimization.stage3_max_live_parameters,
                    .max_reuse_numel = config.zero_optimization.stage3_max_reuse_distance,
@@ -46,13 +46,13 @@ class GatherPool {
       int& buffer = buffer_of_[command.unit];
       if (command.kind == Command::kRelease) buffers_.give_back(buffer);
       if (command.kind != Command::kGather) continue;
-      const std::int64_t numel = laid_.units[command.unit].numel;
+      const std::int64_t numel = shards_.units[command.unit].numel;
       buffer = buffers_.take_or_make(numel);
       gathered_numel_ += numel;
     }
   }
 
-  const ShardingPlan& laid_;
+  const ShardingPlan& shards_;
   layout::GatherSchedule schedule_;
   layout::BestFit buffers_;
   std::vector<int> buffer_of_;  ///< by unit

@@ -14,9 +14,9 @@ using layout::Range;
 std::int64_t largest_piece_bound(const ShardingPlan& shards) {
   std::int64_t bound = 0;
   for (const auto& unit : shards.units) {
-    const std::int64_t blocks = unit.numel / layout::kBlockNumel;
+    const std::int64_t blocks = (unit.numel + shards.cut_numel - 1) / shards.cut_numel;
     const std::int64_t shard_blocks = (blocks + shards.world_size - 1) / shards.world_size;
-    if (unit.trainable) bound = std::max(bound, shard_blocks * layout::kBlockNumel);
+    if (unit.trainable) bound = std::max(bound, shard_blocks * shards.cut_numel);
   }
   return std::min(bound, shards.bucket_numel);
 }

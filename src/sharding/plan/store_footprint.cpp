@@ -23,17 +23,19 @@ std::int64_t gather_nbytes_of_host(const ShardingPlan& shards, std::int64_t pool
   return (most + shards.world_size - 1) / shards.world_size;
 }
 
-/// Shards in a file, each read once in an update and written, and read by every gather.
+/// Shards in a file: an update reads and writes those of trainable units, and every gather reads.
 DiskUse disk_use(const ShardingPlan& shards, int rank, double gathered_numel) {
   const layout::ColumnShape low{shards.low_nbytes(), 1};
   const layout::SlotCuts slots = shards.parameter_slots();
   DiskUse use;
   for (std::size_t u = 0; u < shards.units.size(); ++u) {
-    if (!shards.resident[u]) use.file_nbytes += layout::slots_nbytes({&low, 1}, {shards.shard(u, rank), 1, 0}, slots);
+    if (shards.resident[u]) continue;
+    const std::int64_t nbytes = layout::slots_nbytes({&low, 1}, {shards.shard(u, rank), 1, 0}, slots);
+    use.file_nbytes += nbytes;
+    use.written_nbytes += shards.units[u].trainable ? static_cast<double>(nbytes) : 0;
   }
   if (use.file_nbytes > 0)
     use.buffers_nbytes = shards.place.parameters.disk_buffers * layout::slot_nbytes({&low, 1}, 1, slots.slot_numel);
-  use.written_nbytes = static_cast<double>(use.file_nbytes);
   use.read_nbytes = use.written_nbytes + gathered_numel * static_cast<double>(shards.low_nbytes()) / shards.world_size;
   return use;
 }
