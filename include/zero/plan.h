@@ -11,7 +11,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "zero/config.h"
@@ -46,9 +45,6 @@ ModelStates model_states(double parameters, int stage, double ranks, const State
 /// The learning rate of optimizer step `step` (0 is the first) under the configuration's schedule, followed from the
 /// beginning, for parameters without a group of their own. Local.
 double learning_rate_at(const Config& config, std::int64_t step);
-
-/// The betas of that step where the schedule moves them: OneCycle with cycle_momentum. Local.
-std::optional<std::pair<double, double>> betas_at(const Config& config, std::int64_t step);
 
 /// The states that the configuration's optimizer keeps per parameter element, master weights excluded.
 struct OptimizerStates {

@@ -1,4 +1,4 @@
-// zero::plan for Python: plan() and the learning-rate schedules.
+// zero::plan for Python.
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -47,17 +47,6 @@ py::dict plan_of_numel(std::int64_t numel, const std::string& config, int ranks,
   return plan(zero::plan::model_of_numel(numel), config, ranks, ranks_per_node, gpus);
 }
 
-/// A configuration's learning rates and betas by step.
-struct Schedule {
-  zero::Config config;
-
-  double rate(double base, std::int64_t step) {
-    config.optimizer.lr = base;
-    return zero::plan::learning_rate_at(config, step);
-  }
-  std::optional<std::pair<double, double>> betas(std::int64_t step) const { return zero::plan::betas_at(config, step); }
-};
-
 }  // namespace
 
 void bind_plan(py::module_& module) {
@@ -65,10 +54,6 @@ void bind_plan(py::module_& module) {
              py::arg("ranks_per_node") = 0, py::arg("gpus") = false);
   module.def("plan_of_numel", &plan_of_numel, py::arg("numel"), py::arg("config"), py::arg("ranks"),
              py::arg("ranks_per_node") = 0, py::arg("gpus") = false);
-  py::class_<Schedule>(module, "Schedule")
-      .def(py::init([](const std::string& text) { return Schedule{zero::Config::from_text(text, "scheduler")}; }))
-      .def("rate", &Schedule::rate)
-      .def("betas", &Schedule::betas);
 }
 
 }  // namespace zerotorch

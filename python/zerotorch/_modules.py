@@ -43,6 +43,7 @@ def attach(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
             value = getattr(importlib.import_module(origins[member]), member)
         elif member in lacking:
             value = stand_in(member, *lacking[member])
+            value.__module__ = name  # for pickles by name
         elif not member.startswith("_") and _is_submodule(module, member):
             return importlib.import_module(f"{name}.{member}")
         else:

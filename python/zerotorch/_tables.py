@@ -66,11 +66,15 @@ ops.adagrad < ops.optimizers: DeepSpeedCPUAdagrad
 ops.adagrad.cpu_adagrad < ops.optimizers: DeepSpeedCPUAdagrad
 ops.adam < ops.optimizers: DeepSpeedCPUAdam FusedAdam
 ops.adam.adam < ops.optimizers: DeepSpeedCPUAdam FusedAdam
+ops.adam.cpu_adam < ops.optimizers: DeepSpeedCPUAdam
+ops.adam.fused_adam < ops.optimizers: FusedAdam
 ops.ademamix < ops.optimizers: AdEMAMix
 ops.aio < ops.op_builder: AsyncIOBuilder
 ops.lamb < ops.optimizers: FusedLamb
 ops.lamb.fused_lamb < ops.optimizers: FusedLamb
 ops.lion < ops.optimizers: DeepSpeedCPULion FusedLion
+ops.lion.cpu_lion < ops.optimizers: DeepSpeedCPULion
+ops.lion.fused_lion < ops.optimizers: FusedLion
 ops.lion.lion < ops.optimizers: DeepSpeedCPULion FusedLion
 ops.op_builder.all_ops < ops.op_builder: ALL_OPS
 ops.op_builder.builder < ops.op_builder: CUDAOpBuilder OpBuilder

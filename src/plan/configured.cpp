@@ -9,10 +9,6 @@ double learning_rate_at(const Config& config, std::int64_t step) {
   return optim::learning_rate_at(config.scheduler, config.optimizer.lr, step);
 }
 
-std::optional<std::pair<double, double>> betas_at(const Config& config, std::int64_t step) {
-  return optim::betas_at(config.scheduler, step);
-}
-
 OptimizerStates optimizer_states(const Config& config) {
   const auto states_of = [](const optim::Rule& rule, std::vector<std::string>& names) {
     for (const optim::StateColumn& state : rule.states) names.emplace_back(state.name);

@@ -17,6 +17,19 @@ says() { tr -s ' \n' '  ' < out | grep -qF -- "$1" || { fail "no '$1' in:"; cat 
 complains() { grep -qF -- "$1" err || { fail "no '$1' in:"; cat err; }; }
 value() { python3 -c "import json; j = json.load(open('out')); print(($1))"; }
 
+# ---- what engines refuse ----
+cat > late.json << 'JSON'
+{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4, "gradient_clipping": 0, "zero_optimization": {"stage": 2},
+ "bf16": {"enabled": true, "check_grad_overflow": false}, "zerotorch": {"update": "in_backward", "unit_names": ["h.0"]}}
+JSON
+config 1 check late.json -n 2
+complains 'in_backward with gradient_accumulation_steps 4'
+sed 's/"gradient_accumulation_steps": 4/"gradient_accumulation_steps": 1/' late.json > on_time.json
+config 0 check on_time.json -n 2
+sed 's/in_backward/speculative/' on_time.json > no_disk.json
+config 1 check no_disk.json -n 2
+complains 'speculative'
+
 # ---- what a file comes to ----
 cat > ds.json << 'JSON'
 {

@@ -60,6 +60,12 @@ says "gradients in place of activations           -      -0."
 plan 0 --preset gpt-tiny
 says "verdict    stage 0 fits"
 
+# ---- one stage that is asked for is planned, or refused, as the engine takes it ----
+echo '{"train_micro_batch_size_per_gpu": 4, "zerotorch": {"update": "delayed"}, "zero_optimization": {"stage": 2}}' > late.json
+plan 0 --preset gpt-tiny --config late.json --stages 0,2
+plan 2 --preset gpt-tiny --config late.json --stage 0
+grep -qF 'delayed with zero_optimization.stage 0' err || { fail 'no refusal in:'; cat err; }
+
 # ---- a DeepSpeed JSON: its stage is judged, the rest is beside it ----
 echo '{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 1}}' > ds.json
 plan 0 --preset gpt-11m -n 2 --config ds.json --memory 8GB

@@ -166,6 +166,35 @@ def test_the_folder_has_deepspeeds_script(tmp_path: Path) -> None:
     assert {name for name, _ in models.make().named_parameters(remove_duplicate=True)} <= set(found)
 
 
+@pytest.mark.parametrize(("saved", "loaded"), [("torch", "AdamW"), ("torch", "AdamW8bit"), ("AdamW", "torch"), ("AdamW", "AdamW8bit")])
+def test_goes_on_with_another_source_of_the_optimizer(tmp_path: Path, saved: str, loaded: str) -> None:
+    """Keys of parameter groups that only one of them has stay with it."""
+
+    def source(kind: str) -> Any:
+        model = models.make()
+        settings = config(2, 1)
+        del settings["scheduler"]
+        if kind != "torch":
+            settings["optimizer"]["type"] = kind
+            return zerotorch.initialize(model=model, model_parameters=model.parameters(), config=settings)[0]
+        del settings["optimizer"]
+        return zerotorch.initialize(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2), config=settings)[0]
+
+    first = source(saved)
+    train(first, 0, 3)
+    first.save_checkpoint(tmp_path)
+    wanted = train(first, 3, 6)
+    first.destroy()
+    second = source(loaded)
+    second.load_checkpoint(tmp_path)
+    got = train(second, 3, 6)
+    second.destroy()
+    if loaded == "AdamW8bit":
+        assert got == pytest.approx(wanted, rel=0.05)  # its states are rounded
+    else:
+        assert got == wanted
+
+
 @pytest.mark.parametrize("use_client", [False, True])
 def test_hyper_parameters_of_groups_come_back(tmp_path: Path, use_client: bool) -> None:
     (facts,) = run(1, live_rates, str(tmp_path), use_client)

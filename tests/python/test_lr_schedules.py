@@ -3,6 +3,7 @@
 import argparse
 import json
 import pathlib
+import pickle
 from typing import Any
 
 import pytest
@@ -146,13 +147,57 @@ def test_tuning_arguments() -> None:
 
 
 def test_counts_that_are_whole_numbers_of_another_type() -> None:
-    whole, given = adam(), adam()
-    wanted = lr_schedules.WarmupDecayLR(whole, total_num_steps=13, warmup_num_steps=2)
-    rounded = lr_schedules.WarmupDecayLR(given, total_num_steps=12.5, warmup_num_steps=2)  # type: ignore[arg-type]
-    for _ in range(12):
-        wanted.step()
-        rounded.step()
-        assert given.param_groups[0]["lr"] == whole.param_groups[0]["lr"]
     cycle = lr_schedules.OneCycle(adam(), 0.0, 1.0, cycle_first_step_size=2.0)  # type: ignore[arg-type]
     cycle.step()
     assert cycle.get_last_lr() == [0.5]
+
+
+def test_attributes_and_overrides_count() -> None:
+    """As in DeepSpeed: each rate is computed from what the schedule is at that moment."""
+    schedule = lr_schedules.WarmupDecayLR(adam(), total_num_steps=20, warmup_num_steps=5)
+    longer = lr_schedules.WarmupDecayLR(adam(), total_num_steps=40, warmup_num_steps=5)
+    for step in range(8):
+        schedule.step()
+        longer.step()
+        if step == 2:
+            schedule.total_num_steps = 40
+    assert schedule.get_last_lr() == longer.get_last_lr()
+
+    class Half(lr_schedules.WarmupCosineLR):
+        def get_lr_ratio(self) -> float:
+            return 0.5
+
+    class Quarter(lr_schedules.WarmupLR):
+        def _get_gamma(self) -> float:
+            return 0.25
+
+    class Triple(lr_schedules.LRRangeTest):
+        def _get_increase(self) -> float:
+            return 3.0
+
+    rate = adam().param_groups[0]["lr"]
+    for made, wanted in (
+        (Half(adam(), total_num_steps=10, warmup_num_steps=5), rate / 2),
+        (Quarter(adam(), warmup_max_lr=0.1, warmup_num_steps=5), 0.025),
+        (Triple(adam(), lr_range_test_min_lr=0.1), 0.1 * 3.0),
+    ):
+        made.step()
+        assert made.get_last_lr() == [wanted]
+
+
+def test_schedules_can_be_copied_and_meet_new_groups() -> None:
+    for made in (
+        lr_schedules.WarmupLR(adam(), warmup_num_steps=5),
+        lr_schedules.OneCycle(adam(), 0.0, 1.0),
+        lr_schedules.LRRangeTest(adam()),
+    ):
+        made.step()
+        copied = pickle.loads(pickle.dumps(made))
+        copied.step()
+        made.step()
+        assert copied.get_last_lr() == made.get_last_lr()
+    optimizer = adam()
+    schedule = lr_schedules.WarmupLR(optimizer, warmup_num_steps=5)
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))], "lr": 0.5})
+    schedule.step()
+    assert optimizer.param_groups[1]["lr"] == 0.5

@@ -576,6 +576,32 @@ TEST(PlanMemory, FrozenParametersOnNvmeAreNotWritten) {
   EXPECT_GT(plan.traffic.nvme_nbytes, static_cast<double>(plan.rank.nvme_nbytes));
 }
 
+/// Also where shards begin at multiples of pages.
+TEST(PlanMemory, ShowsTheRankWhoseStatesTakeMost) {
+  const ModelShape model = transformer({.layers = 4, .dim = 64, .heads = 4, .vocab = 256, .seq = 64}, "tiny");
+  for (const char* const offload :
+       {R"("stage": 3)", R"("stage": 1)", R"("stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/disk"})"}) {
+    for (const int ranks : {2, 3, 4}) {
+      Config config = Config::from_text(fmt::format(
+          R"({{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, "bf16": {{"enabled": true}},
+              "zero_optimization": {{{}}}}})",
+          offload));
+      config.resolve_batch(ranks);
+      const auto states = [&](int rank) {
+        const MemoryReport report = engine_memory(model, config, ranks, rank);
+        std::int64_t sum = 0;
+        for (const MemoryKind kind :
+             {MemoryKind::kParameters, MemoryKind::kMaster, MemoryKind::kOptimizer, MemoryKind::kGradients})
+          sum += report[kind].peak_nbytes;
+        return sum;
+      };
+      std::int64_t most = 0;
+      for (int rank = 0; rank < ranks; ++rank) most = std::max(most, states(rank));
+      EXPECT_EQ(states(plan_memory(model, config, {.ranks = ranks}).heaviest_rank), most) << offload << " " << ranks;
+    }
+  }
+}
+
 /// Where they are clipped, so that they must be summed first.
 TEST(Suggest, GradientsOnNvmeForOneMachine) {
   ModelShape model = model_of_numel(7'000'000'000);

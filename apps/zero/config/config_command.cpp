@@ -23,6 +23,7 @@
 #include "train/train_plan.h"
 #include "zero/config.h"
 #include "zero/errors.h"
+#include "zero/plan.h"
 
 namespace zero::app {
 namespace {
@@ -38,6 +39,24 @@ struct ConfigArguments {
 
 std::string read_all(std::istream& file) { return {std::istreambuf_iterator<char>(file), {}}; }
 
+/// Throws ConfigError for settings that an engine refuses wherever its module is.
+void check_engine(Config config, int ranks) {
+  config.zerotorch.unit_names.clear();  // of a model that is not known
+  config.zero_optimization.leaf_module_names.clear();
+  config.zero_optimization.leaf_module_name_suffixes.clear();
+  const plan::ModelShape any = plan::model_of_numel(1'000'000);
+  try {
+    plan::plan_memory(any, config, {.ranks = ranks});
+  } catch (const ConfigError&) {
+    try {
+      plan::plan_memory(any, config, {.ranks = ranks, .gpus = true});
+      return;
+    } catch (const ConfigError&) {  // what is wrong on the CPU is what most files mean
+    }
+    throw;
+  }
+}
+
 int check(const ConfigArguments& arguments) {
   std::string source;  // of problems that have no line
   CheckedConfig checked{.file = arguments.file, .ranks = arguments.ranks.value_or(1), .steps = arguments.steps};
@@ -48,6 +67,7 @@ int check(const ConfigArguments& arguments) {
     checked.resolved = checked.given;
     source = checked.file + ": ";
     checked.resolved.resolve_batch(checked.ranks);
+    check_engine(checked.resolved, checked.ranks);
   } catch (const ConfigError& error) {
     fmt::print(stderr, "{}{}\n", source, error.what());
     if (!source.empty() && !arguments.ranks)

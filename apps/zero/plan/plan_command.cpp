@@ -20,13 +20,21 @@ int run(const PlanOptions& options) {
   return result.fits ? 0 : kDoesNotFit;
 }
 
+/// A stage that is asked for alone is planned as it is, or refused as by the engine; of several, each goes without what
+/// it cannot have.
+Config config_at(const PlanRequest& request, int stage) {
+  if (request.stages.size() > 1) return plan::at_stage(request.config, stage);
+  Config config = request.config;
+  config.zero_optimization.stage = stage;
+  return config;
+}
+
 }  // namespace
 
 PlanResult make_plans(PlanRequest request) {
   PlanResult result;
   for (std::size_t i = 0; i < request.stages.size(); ++i) {
-    result.plans.push_back(
-        plan::plan_memory(request.model, plan::at_stage(request.config, request.stages[i]), request.cluster));
+    result.plans.push_back(plan::plan_memory(request.model, config_at(request, request.stages[i]), request.cluster));
     const bool fits = plan::fits(result.plans.back(), request.cluster);
     const bool asked = request.asked_stage ? request.stages[i] == *request.asked_stage : !result.fits;
     if (!asked) continue;
@@ -37,7 +45,7 @@ PlanResult make_plans(PlanRequest request) {
     const int judged = request.stages[result.judged];
     plan::Changes allowed;
     allowed.store = !request.cluster.gpus;
-    const Config config = plan::at_stage(request.config, judged);
+    const Config config = config_at(request, judged);
     result.suggestion = plan::suggest(request.model, config, request.cluster, allowed);
     result.in_place = plan::suggest_in_place(request.model, config, request.cluster, allowed);
     // What fits without all that is in the first place.

@@ -371,10 +371,14 @@ class ZeroOptimizer(torch.optim.Optimizer):
             )
 
     def load_groups(self, saved: list[dict[str, Any]]) -> None:
-        """Hyper-parameters as they were saved, where there are as many groups."""
+        """Hyper-parameters as they were saved, where there are as many groups; but for those that this optimizer does not
+        have, as another kind of source wrote them, and what is chosen once."""
         self.check_groups(saved)
+        known = set(_C.hyper_parameters_of_groups())
         for group, values in zip(self.param_groups, saved, strict=True):
-            group.update(values)
+            group.update(
+                {key: value for key, value in values.items() if key != _FIXED and (key in group or key not in known)}
+            )
 
 
 def _switching(reference: weakref.ref[ZeroOptimizer], method: str) -> Callable[[], None]:

@@ -1,5 +1,7 @@
-"""DeepSpeed's learning-rate schedules over any torch optimizer. Their numbers are those of the engine in C++, which has
-DeepSpeed's to the bit.
+"""DeepSpeed's learning-rate schedules over any torch optimizer, with DeepSpeed's numbers to the bit.
+
+Programs change attributes of a schedule and override its methods, so these are computed here and not by the engine, whose
+schedules have the same numbers.
 
 A schedule is constructed before the first update and stepped after each one. As DeepSpeed counts, the update that
 follows construction has iteration -1, whose rate is the schedule's own start, and the first `step` sets that of
@@ -7,16 +9,15 @@ iteration 0.
 Everything is local.
 """
 
+import abc
 import argparse
-import json
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from zerotorch import _C
 from zerotorch.core.log import logger
 from zerotorch.errors import UsageError
 
@@ -62,43 +63,25 @@ _TUNING: dict[str, Any] = {
 }
 globals().update({name.upper(): name for name in _TUNING if name != "cycle_momentum"})
 
-
-def _params(given: dict[str, Any]) -> dict[str, Any]:
-    """Of a constructor's arguments those that a configuration has."""
-    return {name: value for name, value in given.items() if name.startswith(("cycle", "decay", "lr_range"))}
+_BETA2 = 0.99  # of OneCycle, as in DeepSpeed
 
 
-class _Schedule(LRScheduler):
+class _Schedule(LRScheduler, abc.ABC):
     """A torch schedule for isinstance. torch's constructor is not run: it steps once and wraps `optimizer.step`."""
 
-    _kind: ClassVar[str]  # in a configuration
-
-    def __init__(self, optimizer: Any, last_batch_iteration: int, params: dict[str, Any]) -> None:
-        """`params`: of a configuration, by name, which become attributes; lists have a value for each parameter group."""
+    def __init__(self, optimizer: Any, last_batch_iteration: int) -> None:
         self.optimizer = get_torch_optimizer(optimizer)
         self.last_batch_iteration = last_batch_iteration
-        vars(self).update(params)
-        self.org_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
-        self._params = {name: self._by_group(value, name) for name, value in params.items() if value is not None}
-        self._schedules = [self._of_group(index) for index in range(len(self.org_lrs))]
-        if last_batch_iteration == -1:
-            self._set(self._rates())
 
+    @abc.abstractmethod
     def get_lr(self) -> list[Any]:
         """The rate of each parameter group at `last_batch_iteration`."""
-        return self._rates()
 
     def get_last_lr(self) -> list[Any]:
         """The rates that were set last. Raises UsageError where none was."""
         if not hasattr(self, "_last_lr"):
             raise UsageError("need to call step() first")
         return self._last_lr
-
-    def step(self, last_batch_iteration: int | None = None, *, batch_iteration: int | None = None) -> None:
-        """Sets the rates of the next iteration, or of the one that is given, under either name."""
-        given = batch_iteration if last_batch_iteration is None else last_batch_iteration
-        self.last_batch_iteration = self.last_batch_iteration + 1 if given is None else given
-        self._set(self.get_lr())
 
     def state_dict(self) -> dict[str, Any]:
         return {"last_batch_iteration": self.last_batch_iteration}
@@ -107,56 +90,60 @@ class _Schedule(LRScheduler):
         """Goes to a saved iteration; the optimizer's rates, which are in its own state, stay."""
         self.last_batch_iteration = state_dict["last_batch_iteration"]
 
-    def _rates(self) -> list[float]:
-        updates = int(self.last_batch_iteration) + 1
-        return [one.rate(rate, updates) for one, rate in zip(self._schedules, self.org_lrs, strict=True)]
+    def _go_to(self, iteration: int | None) -> None:
+        self.last_batch_iteration = self.last_batch_iteration + 1 if iteration is None else iteration
+        self._set(self.get_lr())
 
     def _set(self, rates: Sequence[float]) -> None:
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=False):  # groups that were added keep theirs
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
         self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
-    def _of_group(self, index: int) -> _C.Schedule:
-        params = {name: values[index] for name, values in self._params.items()}
-        scheduler = {"type": self._kind, "params": params}
-        return _C.Schedule(json.dumps({"train_batch_size": 1, "optimizer": {"type": "AdamW"}, "scheduler": scheduler}))
-
-    def _by_group(self, value: Any, name: str) -> list[Any]:
-        groups = len(self.org_lrs)
+    def _by_group(self, value: Rates, name: str) -> list[float]:
+        groups = len(self.optimizer.param_groups)
         if not isinstance(value, (list, tuple)):
-            value = [value] * groups
+            return [value] * groups  # type: ignore[list-item]
         if len(value) != groups:
             raise ValueError(f"expected {groups} values of {name}, one for each parameter group, got {len(value)}")
-        return [one if isinstance(one, (str, bool, int)) else float(one) for one in value]
+        return list(value)
 
 
 class _Warmup(_Schedule):
-    """What schedules with a warm-up share."""
+    """What schedules with a warm-up share: the part of it that is done."""
 
-    def __init__(
-        self, optimizer: Any, last_batch_iteration: int, warmup_num_steps: int, warmup_type: str, **params: Any
-    ) -> None:
-        if not isinstance(warmup_num_steps, int) or warmup_num_steps <= 0:
-            raise ValueError(f"warmup_num_steps must be a positive integer, got {warmup_num_steps}")
-        if warmup_type not in (WARMUP_LOG_RATE, WARMUP_LINEAR_RATE):
+    def __init__(self, optimizer: Any, warmup_num_steps: int, warmup_type: str, last_batch_iteration: int) -> None:
+        super().__init__(optimizer, last_batch_iteration)
+        _require_count("warmup_num_steps", warmup_num_steps)
+        if warmup_type not in ("log", "linear"):
             logger.warning(f"warmup_type {warmup_type} is neither log nor linear; log is used")
-            warmup_type = WARMUP_LOG_RATE
-        warmup_num_steps = max(2, warmup_num_steps)
-        if "total_num_steps" in params:
-            params["total_num_steps"] = total = math.ceil(params["total_num_steps"])
-            if total < warmup_num_steps:
-                logger.warning(f"total_num_steps {total} is less than warmup_num_steps {warmup_num_steps}")
-        params.update(warmup_num_steps=warmup_num_steps, warmup_type=warmup_type)
-        super().__init__(optimizer, last_batch_iteration, params)
+            warmup_type = "log"
+        self.warmup_type = warmup_type
+        self.warmup_num_steps = max(2, warmup_num_steps)
+        self.inverse_log_warm_up = 1.0 / math.log(self.warmup_num_steps)
 
-    def get_lr(self) -> list[Any]:
-        """The rate of each parameter group at `last_batch_iteration`."""
+    def step(self, last_batch_iteration: int | None = None) -> None:
+        """Sets the rates of the next iteration, or of the one that is given."""
+        self._go_to(last_batch_iteration)
+
+    def _is_warming_up(self) -> bool:
+        return self.last_batch_iteration < self.warmup_num_steps
+
+    def _warmup_part(self) -> float:
+        if self.warmup_type == "linear":
+            return self.last_batch_iteration / self.warmup_num_steps
+        return self.inverse_log_warm_up * math.log(self.last_batch_iteration + 1)
+
+    def _has_started(self) -> bool:
         if self.last_batch_iteration < 0:
             logger.warning("a schedule was asked for its learning rate before its first step")
-        return self._rates()
+        return self.last_batch_iteration >= 0
+
+    def _warn_of_short_run(self, total_num_steps: int) -> None:
+        if total_num_steps < self.warmup_num_steps:
+            logger.warning(f"total_num_steps {total_num_steps} is less than warmup_num_steps {self.warmup_num_steps}")
 
 
 class WarmupLR(_Warmup):
@@ -167,8 +154,6 @@ class WarmupLR(_Warmup):
     for a count that is not positive and for lists of another length, and TypeError without a torch optimizer.
     """
 
-    _kind = WARMUP_LR
-
     def __init__(
         self,
         optimizer: Any,
@@ -177,19 +162,32 @@ class WarmupLR(_Warmup):
         warmup_num_steps: int = 1000,
         warmup_type: str = "log",
         last_batch_iteration: int = -1,
-        **more: Any,
     ) -> None:
+        super().__init__(optimizer, warmup_num_steps, warmup_type, last_batch_iteration)
         if warmup_max_lr is None:
-            warmup_max_lr = [float(group["lr"]) for group in get_torch_optimizer(optimizer).param_groups]
-        rates = {"warmup_min_lr": warmup_min_lr, "warmup_max_lr": warmup_max_lr}
-        super().__init__(optimizer, last_batch_iteration, warmup_num_steps, warmup_type, **rates, **more)
-        self.min_lrs, self.max_lrs = (self._params[name] for name in rates)
+            warmup_max_lr = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self.min_lrs = self._by_group(warmup_min_lr, "warmup_min_lr")
+        self.max_lrs = self._by_group(warmup_max_lr, "warmup_max_lr")
+        self.delta_lrs = [high - low for low, high in zip(self.min_lrs, self.max_lrs, strict=True)]
+        if last_batch_iteration == -1:
+            self._set(self.min_lrs)
+
+    def get_lr(self) -> list[Any]:
+        if not self._has_started():
+            return self.min_lrs
+        gamma = self._get_gamma()
+        return [low + delta * gamma for low, delta in zip(self.min_lrs, self.delta_lrs, strict=True)]
+
+    def _get_gamma(self) -> float:
+        """How far the rate is from its minimum to its maximum. Programs override it."""
+        return self._warmup_part() if self._is_warming_up() else self._part_after_warmup()
+
+    def _part_after_warmup(self) -> float:
+        return 1.0
 
 
 class WarmupDecayLR(WarmupLR):
     """`WarmupLR`, and then down to `warmup_min_lr` on a line that ends at `total_num_steps`. The maximum is 0.001."""
-
-    _kind = WARMUP_DECAY_LR
 
     def __init__(
         self,
@@ -201,8 +199,13 @@ class WarmupDecayLR(WarmupLR):
         warmup_type: str = "log",
         last_batch_iteration: int = -1,
     ) -> None:
-        given = (warmup_min_lr, warmup_max_lr, warmup_num_steps, warmup_type, last_batch_iteration)
-        super().__init__(optimizer, *given, total_num_steps=total_num_steps)
+        self.total_num_steps = total_num_steps
+        super().__init__(optimizer, warmup_min_lr, warmup_max_lr, warmup_num_steps, warmup_type, last_batch_iteration)
+        self._warn_of_short_run(total_num_steps)
+
+    def _part_after_warmup(self) -> float:
+        left = float(self.total_num_steps - self.last_batch_iteration)
+        return max(0.0, left / max(1.0, self.total_num_steps - self.warmup_num_steps))
 
 
 class WarmupCosineLR(_Warmup):
@@ -210,8 +213,6 @@ class WarmupCosineLR(_Warmup):
 
     The warm-up is that of `WarmupLR`; the first update has rate 0. After `total_num_steps` the ratio stays.
     """
-
-    _kind = WARMUP_COSINE_LR
 
     def __init__(
         self,
@@ -223,14 +224,29 @@ class WarmupCosineLR(_Warmup):
         warmup_type: str = "log",
         last_batch_iteration: int = -1,
     ) -> None:
-        params = {"warmup_min_ratio": warmup_min_ratio, "cos_min_ratio": cos_min_ratio}
-        super().__init__(
-            optimizer, last_batch_iteration, warmup_num_steps, warmup_type, total_num_steps=total_num_steps, **params
-        )
+        super().__init__(optimizer, warmup_num_steps, warmup_type, last_batch_iteration)
+        self.total_num_steps = total_num_steps
+        self.warmup_min_ratio = warmup_min_ratio
+        self.cos_min_ratio = cos_min_ratio
+        self._warn_of_short_run(total_num_steps)
+        self.org_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
+        if last_batch_iteration == -1:
+            self._set([0.0] * len(self.org_lrs))
 
     def get_lr_ratio(self) -> float:
         """What the optimizer's rates are multiplied with at `last_batch_iteration`."""
-        return self._schedules[0].rate(1.0, int(self.last_batch_iteration) + 1)
+        if not self._has_started():
+            return 0.0
+        if self._is_warming_up():
+            return self.warmup_min_ratio + self._warmup_part() * (1.0 - self.warmup_min_ratio)
+        done = self.last_batch_iteration - self.warmup_num_steps + 1
+        progress = min(1.0, done / max(1, self.total_num_steps - self.warmup_num_steps))
+        height = (1 + math.cos(math.pi * progress)) / 2
+        return max(0.0, self.cos_min_ratio + (1.0 - self.cos_min_ratio) * height)
+
+    def get_lr(self) -> list[Any]:
+        ratio = self.get_lr_ratio()
+        return [rate * ratio for rate in self.org_lrs]
 
 
 class LRRangeTest(_Schedule):
@@ -239,8 +255,6 @@ class LRRangeTest(_Schedule):
     The first rate may be a list with one for each parameter group. With `lr_range_test_staircase` it grows at the end
     of an interval only. Raises ValueError for an interval that is not a positive whole number.
     """
-
-    _kind = LR_RANGE_TEST
 
     def __init__(
         self,
@@ -251,9 +265,27 @@ class LRRangeTest(_Schedule):
         lr_range_test_staircase: bool = False,
         last_batch_iteration: int = -1,
     ) -> None:
-        super().__init__(optimizer, last_batch_iteration, _params(locals()))
-        self.min_lr, self.step_size = self._params["lr_range_test_min_lr"], lr_range_test_step_size
-        self.step_rate, self.staircase = lr_range_test_step_rate, lr_range_test_staircase
+        super().__init__(optimizer, last_batch_iteration)
+        _require_count("lr_range_test_step_size", lr_range_test_step_size)
+        self.min_lr = self._by_group(lr_range_test_min_lr, "lr_range_test_min_lr")
+        self.step_size = lr_range_test_step_size
+        self.step_rate = lr_range_test_step_rate
+        self.staircase = lr_range_test_staircase
+        if last_batch_iteration == -1:
+            self._set(self.min_lr)
+
+    def get_lr(self) -> list[Any]:
+        increase = self._get_increase()
+        return [rate * increase for rate in self.min_lr]
+
+    def _get_increase(self) -> float:
+        """The factor of the first rates. Programs override it."""
+        interval = float(self.last_batch_iteration + 1) / self.step_size
+        return 1 + self.step_rate * (math.floor(interval) if self.staircase else interval)
+
+    def step(self, batch_iteration: int | None = None) -> None:
+        """Sets the rates of the next iteration, or of the one that is given."""
+        self._go_to(batch_iteration)
 
 
 class OneCycle(_Schedule):
@@ -265,8 +297,6 @@ class OneCycle(_Schedule):
     the rate is cycle_min_lr / (1 + n * decay_lr_rate) and the first beta cycle_max_mom * (1 + n * decay_mom_rate).
     Raises ValueError for lists of another length and halves of no steps.
     """
-
-    _kind = ONE_CYCLE
 
     def __init__(
         self,
@@ -285,22 +315,89 @@ class OneCycle(_Schedule):
         decay_mom_rate: float = 0.0,
         last_batch_iteration: int = -1,
     ) -> None:
-        params = _params(locals())
-        if cycle_momentum and "betas" not in get_torch_optimizer(optimizer).defaults:
-            logger.warning(f"{type(get_torch_optimizer(optimizer)).__name__} has no betas: cycle_momentum is off")
-            params["cycle_momentum"] = False
-        super().__init__(optimizer, last_batch_iteration, params)
+        super().__init__(optimizer, last_batch_iteration)
+        if cycle_second_step_size is None:
+            cycle_second_step_size = cycle_first_step_size
+        self.first_step_size = float(cycle_first_step_size)
+        self.second_step_size = float(cycle_second_step_size)
+        if self.first_step_size <= 0:
+            raise ValueError(f"cycle_first_step_size must be positive, got {cycle_first_step_size}")
+        if self.second_step_size < 0:
+            raise ValueError(f"cycle_second_step_size must not be negative, got {cycle_second_step_size}")
+        self.total_size = self.first_step_size + self.second_step_size
+        self.step_ratio = self.first_step_size / self.total_size
+        if cycle_second_stair_count is None:
+            cycle_second_stair_count = cycle_first_stair_count
+        self.first_stair_count = cycle_first_stair_count
+        self.second_stair_count = cycle_second_stair_count
+        self.decay_step_size = decay_step_size
+        self.decay_lr_rate = decay_lr_rate
+        self.decay_mom_rate = decay_mom_rate
+        self.min_lrs = self._by_group(cycle_min_lr, "cycle_min_lr")
+        self.max_lrs = self._by_group(cycle_max_lr, "cycle_max_lr")
+        self.min_moms = self._by_group(cycle_min_mom, "cycle_min_mom")
+        self.max_moms = self._by_group(cycle_max_mom, "cycle_max_mom")
+        self.cycle_momentum = cycle_momentum and self._has_betas()
+        if last_batch_iteration == -1:
+            self._set(self.min_lrs)
+            self._set_momentum(self.min_moms)
+
+    def get_lr(self) -> list[Any]:
+        if self._is_in_cycle():
+            height = self._height()
+            return [low + (high - low) * height for low, high in zip(self.min_lrs, self.max_lrs, strict=True)]
+        decay = self._decay(self.decay_lr_rate)
+        return [low / decay for low in self.min_lrs]
 
     def get_mom(self) -> list[tuple[float, float]] | None:
         """The betas of each parameter group at `last_batch_iteration`; None where they are not cycled."""
-        updates = int(self.last_batch_iteration) + 1
-        betas = [betas for one in self._schedules if (betas := one.betas(updates)) is not None]
-        return betas or None
+        return [(beta, _BETA2) for beta in self._first_betas()] if self.cycle_momentum else None
 
-    def _set(self, rates: Sequence[float]) -> None:
-        super()._set(rates)
-        for group, betas in zip(self.optimizer.param_groups, self.get_mom() or (), strict=False):
-            group["betas"] = (*betas, *group["betas"][2:])
+    def step(self, batch_iteration: int | None = None) -> None:
+        """Sets rates and betas of the next iteration, or of the one that is given."""
+        self._go_to(batch_iteration)
+        self._set_momentum(self._first_betas())
+
+    def _first_betas(self) -> list[float]:
+        if self._is_in_cycle():
+            height = self._height()
+            return [high - (high - low) * height for low, high in zip(self.min_moms, self.max_moms, strict=True)]
+        decay = self._decay(self.decay_mom_rate)
+        return [high * decay for high in self.max_moms]
+
+    def _set_momentum(self, first_betas: list[float]) -> None:
+        if self.cycle_momentum:
+            for group, beta in zip(self.optimizer.param_groups, first_betas, strict=False):
+                group["betas"] = (beta, _BETA2, *group["betas"][2:])
+
+    def _has_betas(self) -> bool:
+        if "betas" not in self.optimizer.defaults:
+            logger.warning(f"{type(self.optimizer).__name__} has no betas: cycle_momentum is off")
+            return False
+        return True
+
+    def _is_in_cycle(self) -> bool:
+        return self.last_batch_iteration < self.total_size
+
+    def _height(self) -> float:
+        """0 at the ends of the cycle, 1 at its top."""
+        iteration = self.last_batch_iteration + 1
+        place = 1.0 + iteration / self.total_size - math.floor(1 + iteration / self.total_size)
+        rises = place <= self.step_ratio
+        stairs = self.first_stair_count if rises else self.second_stair_count
+        if stairs > 0:
+            return self._stair(iteration % self.total_size, stairs) / stairs
+        return place / self.step_ratio if rises else (place - 1) / (self.step_ratio - 1)
+
+    def _stair(self, iteration: float, stairs: int) -> int:
+        if iteration <= self.first_step_size:
+            return math.floor(iteration * stairs / self.first_step_size)
+        return math.floor((self.total_size - iteration) * stairs / self.second_step_size)
+
+    def _decay(self, rate: float) -> float:
+        if self.decay_step_size == 0 or rate == 0:
+            return 1.0
+        return 1 + rate * ((self.last_batch_iteration - self.total_size + 1) / self.decay_step_size)
 
 
 def get_torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
@@ -321,3 +418,8 @@ def add_tuning_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
         else:
             group.add_argument(f"--{name}", type=type(default), default=default)
     return parser
+
+
+def _require_count(name: str, value: int) -> None:
+    if not isinstance(value, int) or value <= 0:
+        raise ValueError(f"{name} must be a positive integer, got {value}")

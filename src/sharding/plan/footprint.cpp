@@ -31,6 +31,10 @@ class Spread {
   explicit Spread(int world_size) : change_(static_cast<std::size_t>(world_size), 0) {}
 
   void add_everywhere(double nbytes) { everywhere_ += nbytes; }
+  void add(int rank, double nbytes) {
+    change_[static_cast<std::size_t>(rank)] += nbytes;
+    if (static_cast<std::size_t>(rank) + 1 < change_.size()) change_[static_cast<std::size_t>(rank) + 1] -= nbytes;
+  }
   /// Blocks of `unit`, dealt to the ranks.
   void deal(std::size_t unit, std::int64_t blocks, double block_nbytes) {
     const auto world = static_cast<std::int64_t>(change_.size());
@@ -127,6 +131,8 @@ DiskUse Footprint::disk_of_rank(int rank) const {
 }
 
 Footprint::ByRank Footprint::by_rank() const {
+  constexpr std::size_t kMostShards = 100'000;
+  const bool is_exact = of_units_.size() * static_cast<std::size_t>(shards_.world_size) <= kMostShards;
   Spread host(shards_.world_size), device(shards_.world_size), host_shards(shards_.world_size);
   for (const OfUnit& part : of_units_) {
     if (!is_a_state(part.kind)) continue;
@@ -136,6 +142,9 @@ Footprint::ByRank Footprint::by_rank() const {
     const auto nbytes = static_cast<double>(part.nbytes_of({0, numel}));
     if (part.share == Share::kWhole) {
       where.add_everywhere(nbytes);
+    } else if (is_exact) {
+      for (int r = 0; r < shards_.world_size; ++r)
+        where.add(r, static_cast<double>(part.nbytes_of(shards_.shard(part.unit, r))));
     } else {  // the average of its blocks, where a unit's parameters have different states
       where.deal(part.unit, blocks, nbytes / static_cast<double>(std::max<std::int64_t>(1, blocks)));
     }

@@ -75,8 +75,8 @@ class Footprint {
   MemoryReport of_rank(int rank) const;
   DiskUse disk_of_rank(int rank) const;
 
-  /// Bytes of parameters, masters, states and sums of every rank, [world_size]. Exact to a block of each unit. Takes
-  /// milliseconds, even for 100,000 ranks.
+  /// Bytes of parameters, masters, states and sums of every rank, [world_size]. Of many ranks exact to a block of each
+  /// unit: it takes milliseconds, even for 100,000.
   struct ByRank {
     std::vector<double> host, device;
     double of(std::size_t rank) const { return host[rank] + device[rank]; }
