@@ -1,7 +1,6 @@
 #include "engine/random_streams.h"
 
 #include <ATen/Context.h>
-#include <ATen/core/grad_mode.h>
 
 #include <mutex>
 #include <set>
@@ -65,9 +64,8 @@ void RandomStreams::start(c10::Device device) {
   MicroBatchRandom::forget_seeding();
 }
 
-void RandomStreams::begin() {
+void RandomStreams::begin_or_go_on() {
   using Random = MicroBatchRandom;
-  if (!config_.zerotorch.reseed_per_micro_batch || !at::GradMode::is_enabled()) return;
   if (Random::has_begun()) {
     // The seed of numbers that are given once more is of before.
     if (intercept::replays_random() || !Random::was_reseeded()) return;

@@ -1,5 +1,6 @@
 #pragma once
 // Random numbers of an engine's forwards: a stream for each micro-batch of the run, whatever rank it falls on.
+#include <ATen/core/grad_mode.h>
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -36,7 +37,9 @@ class RandomStreams {
   void start(c10::Device device);
   /// What libtorch's generators give from here on, until the backward is over, is the micro-batch's, keyed by the
   /// program's own seed where it has called manual_seed() since. Nothing where gradients are off. Local.
-  void begin();
+  void begin() {
+    if (config_.zerotorch.reseed_per_micro_batch && at::GradMode::is_enabled()) begin_or_go_on();
+  }
   /// The micro-batch is over, or another one is to come. Local.
   void end();
   /// The forward that has run is given up: the next one is the micro-batch's first. Local.
@@ -50,6 +53,8 @@ class RandomStreams {
   at::Tensor model_parallel;  ///< where ModelParallelRandom goes on in this micro-batch; undefined: its start
 
  private:
+  void begin_or_go_on();
+
   const Config& config_;
   TrainingState& training_;
   const Groups& groups_;
