@@ -1,5 +1,4 @@
 // initialize(): from a module and a configuration to an engine.
-#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/Parallel.h>
@@ -12,7 +11,6 @@
 #include <cmath>
 #include <exception>
 #include <limits>
-#include <mutex>
 #include <set>
 
 #include "base/log.h"

@@ -1,23 +1,17 @@
 #include "zero/engine.h"
 
-#include <ATen/Context.h>
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 
 #include <bit>
 #include <cmath>
 #include <exception>
-#include <tuple>
 
-#include "base/check.h"
 #include "base/log.h"
 #include "engine/agreement.h"
 #include "engine/engine_impl.h"
 #include "engine/progress_log.h"
 #include "intercept/gradient_hook.h"
-#include "intercept/random_replay.h"
 #include "observe/gradient_noise.h"
 #include "zero/errors.h"
 

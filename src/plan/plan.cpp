@@ -15,6 +15,8 @@
 namespace zero::plan {
 namespace {
 
+using sharding::kStates;
+
 /// Memory of a rank that no kind counts, found by measuring `zero train` with libtorch 2.13 on x86-64: what a
 /// process has for itself, what the ranks of a host share (code), and what gaps and the operators' scratch
 /// memory add to activations, with the cache of freed blocks and in glibc's heap.
@@ -52,8 +54,6 @@ double heaviest_node(const std::vector<double>& by_rank, int ranks_per_node) {
   return most;
 }
 
-constexpr MemoryKind kStates[] = {MemoryKind::kParameters, MemoryKind::kMaster, MemoryKind::kOptimizer,
-                                  MemoryKind::kGradients};
 constexpr MemoryKind kBuffers[] = {MemoryKind::kBuckets, MemoryKind::kGather, MemoryKind::kOffload,
                                    MemoryKind::kActivations};
 

@@ -39,22 +39,23 @@ struct ConfigArguments {
 
 std::string read_all(std::istream& file) { return {std::istreambuf_iterator<char>(file), {}}; }
 
+/// What an engine refuses of it, whose module is on a GPU or on the CPU; empty: nothing.
+std::string refusal(const Config& config, const plan::Cluster& cluster) {
+  try {
+    plan::plan_memory(plan::model_of_numel(1'000'000), config, cluster);
+    return "";
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+}
+
 /// Throws ConfigError for settings that an engine refuses wherever its module is.
 void check_engine(Config config, int ranks) {
   config.zerotorch.unit_names.clear();  // of a model that is not known
   config.zero_optimization.leaf_module_names.clear();
   config.zero_optimization.leaf_module_name_suffixes.clear();
-  const plan::ModelShape any = plan::model_of_numel(1'000'000);
-  try {
-    plan::plan_memory(any, config, {.ranks = ranks});
-  } catch (const ConfigError&) {
-    try {
-      plan::plan_memory(any, config, {.ranks = ranks, .gpus = true});
-      return;
-    } catch (const ConfigError&) {  // what is wrong on the CPU is what most files mean
-    }
-    throw;
-  }
+  const std::string on_cpu = refusal(config, {.ranks = ranks});
+  if (!on_cpu.empty() && !refusal(config, {.ranks = ranks, .gpus = true}).empty()) throw ConfigError(on_cpu);
 }
 
 int check(const ConfigArguments& arguments) {

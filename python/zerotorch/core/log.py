@@ -2,9 +2,10 @@
 
 import functools
 import logging
-import os
 import sys
 from collections.abc import Sequence
+
+from zerotorch.core.ranks import rank
 
 __all__ = [
     "get_current_level",
@@ -98,15 +99,8 @@ def _level(name: str) -> int:
 
 
 def _is_meant(ranks: Sequence[int] | None) -> bool:
-    return ranks is None and _rank() == 0 or ranks is not None and (-1 in ranks or _rank() in ranks)
+    return ranks is None and rank() == 0 or ranks is not None and (-1 in ranks or rank() in ranks)
 
 
 def _with_rank(message: str) -> str:
-    return f"[Rank {_rank()}] {message}"
-
-
-def _rank() -> int:
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return int(distributed.get_rank())
-    return int(os.environ.get("RANK", "0"))
+    return f"[Rank {rank()}] {message}"

@@ -1,10 +1,10 @@
-"""Which of the job's processes this one is, as torch.distributed and launchers say."""
+"""Which of the job's processes this one is, as torch.distributed and launchers say. Imports no torch."""
 
 from __future__ import annotations
 
 import os
-
-import torch.distributed as dist
+import sys
+from typing import Any
 
 #: What launchers call a rank's place, by the names that torch.distributed reads.
 _LAUNCHERS = {
@@ -14,18 +14,27 @@ _LAUNCHERS = {
 }
 
 
+def _distributed() -> Any:
+    """torch.distributed, where a program has a process group; else None."""
+    distributed = sys.modules.get("torch.distributed")
+    has_group = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return distributed if has_group else None
+
+
 def is_initialized() -> bool:
-    return dist.is_available() and dist.is_initialized()
+    return _distributed() is not None
 
 
 def rank() -> int:
     """This process's among all; before there is a process group, what the launcher says, else 0. Local."""
-    return dist.get_rank() if is_initialized() else int(from_launcher("RANK") or "0")
+    distributed = _distributed()
+    return int(distributed.get_rank() if distributed else from_launcher("RANK") or "0")
 
 
 def world_size() -> int:
     """The number of ranks; before there is a process group, what the launcher says, else 1. Local."""
-    return dist.get_world_size() if is_initialized() else int(from_launcher("WORLD_SIZE") or "1")
+    distributed = _distributed()
+    return int(distributed.get_world_size() if distributed else from_launcher("WORLD_SIZE") or "1")
 
 
 def from_launcher(name: str) -> str | None:

@@ -28,7 +28,7 @@ bool MpiBackend::block_until(const std::function<bool()>& done, const std::funct
   const std::int64_t begin_ns = base::monotonic_ns();
   while (true) {
     progress();
-    move_others();
+    if (moves_others()) move_others();
     if (done()) return true;
     throw_if_failed();
     const std::int64_t waited_ns = base::monotonic_ns() - begin_ns;

@@ -39,7 +39,7 @@ bool ShmBackend::block_until(const std::function<bool()>& done, const std::funct
                              const Patience& patience) {
   const auto arrived = [&] {
     progress();
-    move_others();
+    if (moves_others()) move_others();
     if (done()) return true;
     if (!segment_->failed()) return false;
     progress();  // who failed may have come first

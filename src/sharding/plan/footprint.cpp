@@ -1,6 +1,7 @@
 #include "sharding/plan/footprint.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
@@ -20,10 +21,7 @@ void add(MemoryReport& report, MemoryKind kind, Tier tier, std::int64_t current_
   use.peak_device_nbytes += peak_nbytes;
 }
 
-bool is_a_state(MemoryKind kind) {
-  return kind == MemoryKind::kParameters || kind == MemoryKind::kMaster || kind == MemoryKind::kOptimizer ||
-         kind == MemoryKind::kGradients;
-}
+bool is_a_state(MemoryKind kind) { return std::ranges::find(kStates, kind) != std::end(kStates); }
 
 /// Bytes of every rank: what all have, and how much more each has than the one before it.
 class Spread {

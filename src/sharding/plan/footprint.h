@@ -40,6 +40,10 @@ struct StepTraffic {
   double host_update_nbytes = 0, device_update_nbytes = 0;  ///< that the update reads and writes in memory
 };
 
+/// Kinds of which ranks hold more or less than others: what is sharded.
+inline constexpr MemoryKind kStates[] = {MemoryKind::kParameters, MemoryKind::kMaster, MemoryKind::kOptimizer,
+                                         MemoryKind::kGradients};
+
 class Footprint {
  public:
   using NbytesOfRange = std::function<std::int64_t(layout::Range)>;
@@ -75,7 +79,7 @@ class Footprint {
   MemoryReport of_rank(int rank) const;
   DiskUse disk_of_rank(int rank) const;
 
-  /// Bytes of parameters, masters, states and sums of every rank, [world_size]. Of many ranks exact to a block of each
+  /// Bytes of kStates of every rank, [world_size]. Of many ranks exact to a block of each
   /// unit: it takes milliseconds, even for 100,000.
   struct ByRank {
     std::vector<double> host, device;
