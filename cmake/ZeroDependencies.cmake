@@ -67,6 +67,12 @@ if(URING_INCLUDE_DIR AND URING_LIBRARY)
   set(ZERO_WITH_URING ON)
 endif()
 
+# Ranks on several hosts without MPI. Its library is loaded when it is needed: only the headers must be there.
+find_path(UCX_INCLUDE_DIR ucp/api/ucp.h)
+if(UCX_INCLUDE_DIR AND NOT ZERO_FUZZ)
+  set(ZERO_WITH_UCX ON)
+endif()
+
 if(ZERO_BUILD_LM AND NOT ZERO_FUZZ)
   find_package(CLI11 REQUIRED)
 endif()

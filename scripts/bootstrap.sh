@@ -11,7 +11,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 packages=(g++ cmake ninja-build ccache mold nlohmann-json3-dev libcli11-dev libfmt-dev libspdlog-dev
-          libopenmpi-dev openmpi-bin libgtest-dev libxxhash-dev liburing-dev python3 python3-dev python3-venv)
+          libopenmpi-dev openmpi-bin libgtest-dev libxxhash-dev liburing-dev libucx-dev python3 python3-dev python3-venv)
 torch_version=2.13.0
 purpose=${1:-build}
 test_packages=(numpy==2.4.6 safetensors==0.8.0 tokenizers==0.23.3 pytest==9.2.0 pluggy==1.7.0 iniconfig==2.3.1 pygments==2.21.0 packaging==26.3 mypy==2.4.1 mypy_extensions==1.2.0 pathspec==1.1.1 librt==0.16.0 ast-serialize==0.13.1 clang-format==14.0.6)
@@ -41,7 +41,7 @@ if command -v dpkg-query >/dev/null; then
 else
   for tool in c++ cmake ninja; do command -v "$tool" >/dev/null || missing+=("$tool"); done
   [ ${#missing[@]} -eq 0 ] || fail "this is no Debian: install ${missing[*]} and the libraries of docs/install.md. Fedora:
-  sudo dnf install gcc-c++ cmake ninja-build ccache mold json-devel cli11-devel fmt-devel spdlog-devel openmpi-devel gtest-devel xxhash-devel liburing-devel python3-devel"
+  sudo dnf install gcc-c++ cmake ninja-build ccache mold json-devel cli11-devel fmt-devel spdlog-devel openmpi-devel gtest-devel xxhash-devel liburing-devel ucx-devel python3-devel"
 fi
 if [ ${#missing[@]} -gt 0 ]; then
   install="apt-get update && apt-get install -y --no-install-recommends ${missing[*]}"

@@ -64,7 +64,11 @@ for ((i = 1; i <= count; i++)); do
   unshare --net --uts --ipc --mount sh -c '
     hostname "$1"
     mount -t tmpfs -o size=16g shm /dev/shm
-    mount --bind "$2/tmp$3" /tmp
+    case $PWD in /tmp/*)  # the working folder is there as it is everywhere
+      mkdir -p "$2/tmp$3${PWD#/tmp}"
+      mount --bind "$PWD" "$2/tmp$3${PWD#/tmp}" ;;
+    esac
+    mount --rbind "$2/tmp$3" /tmp
     mount --bind "$2/hosts" /etc/hosts
     ip link set lo up
     touch "$2/ready$3"
@@ -115,5 +119,6 @@ export HOSTS
 export OMPI_MCA_plm_rsh_agent=$work/bin/on_host OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_btl_tcp_if_include=eth0 OMPI_MCA_oob_tcp_if_include=eth0
 status=0
-nsenter -t "$(cat "$work/init1")" --net --uts --ipc --mount --wd="$PWD" bash -c "$*" || status=$?
+nsenter -t "$(cat "$work/init1")" --net --uts --ipc --mount --wd="$PWD" bash -c "$*" <&0 &
+wait $! || status=$?  # in the background, so that a signal ends it
 exit $status

@@ -107,7 +107,7 @@ class Group {
   int size() const;
   int local_rank() const;  ///< rank among the group's ranks on this host
   int local_size() const;  ///< number of the group's ranks on this host
-  /// "self", "shm" or "mpi".
+  /// "self", "shm", "mpi" or "ucx".
   std::string_view backend() const;
   /// True when every rank is on this host, so that allocate_node_shared works. ZERO_RANKS_PER_NODE=n makes every n
   /// ranks count as one host, to simulate several hosts on one.

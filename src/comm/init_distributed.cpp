@@ -6,6 +6,7 @@
 #include "comm/reduce_kernels.h"
 #include "comm/rendezvous.h"
 #include "comm/shm/backend.h"
+#include "comm/ucx/init.h"
 #include "zero/errors.h"
 #include "zero/group.h"
 
@@ -13,11 +14,22 @@ namespace zero {
 namespace {
 
 std::shared_ptr<comm::Backend> make_backend(const comm::Discovery& discovery, const DistributedOptions& options) {
-  switch (comm::choose_backend(discovery, options.backend, comm::build_has_mpi())) {
+  const comm::Environment environment = comm::current_environment();
+  const auto over_ucx = [&](bool or_shm) {
+    return comm::make_ucx_backend(discovery, environment, options.rendezvous_timeout, or_shm);
+  };
+  // UCX is loaded only where it may be used.
+  const bool asks_ucx = discovery.size > 1 && discovery.local_size != discovery.size && !discovery.meeting_host.empty();
+  switch (comm::choose_backend(discovery, options.backend,
+                               {comm::build_has_mpi(), asks_ucx ? comm::ucx_problem() : std::string()})) {
     case comm::BackendKind::kSelf:
       return comm::make_self_backend();
     case comm::BackendKind::kMpi:
       return comm::make_mpi_backend(discovery.rank, discovery.size);
+    case comm::BackendKind::kUcx:
+      return over_ucx(/*or_shm=*/false);
+    case comm::BackendKind::kMeet:
+      return over_ucx(/*or_shm=*/true);
     case comm::BackendKind::kShm:
       return std::make_shared<comm::ShmBackend>(
           comm::ControlSegment::rendezvous(discovery.job_id, discovery.rank, discovery.size,

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 
 namespace zero::comm {
 namespace {
@@ -49,6 +50,14 @@ bool read_stat(pid_t pid, Stat& stat) {
 std::uint64_t start_time_of(pid_t pid) {
   Stat stat;
   return read_stat(pid, stat) ? stat.start_time : 0;
+}
+
+std::string this_host() {
+  char name[65] = {};
+  ::gethostname(name, sizeof(name) - 1);
+  std::string boot_id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
+  return std::string(name) + " " + boot_id;
 }
 
 ProcessId this_process() { return {::getpid(), start_time_of(::getpid())}; }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 
 namespace zero::comm {
 
@@ -18,6 +19,9 @@ enum class ProcessState : std::uint8_t {
   kStopped,  ///< by SIGSTOP or a terminal
   kGone,     ///< exited, killed, a zombie, or the pid belongs to another process by now
 };
+
+/// Name and boot id of this host, which differ between hosts, and between two containers of one. Local.
+std::string this_host();
 
 /// The calling process. Local, thread-safe.
 ProcessId this_process();

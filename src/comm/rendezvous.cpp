@@ -195,6 +195,8 @@ bool is_copied_from(const Variables& other, const Reader& reader, const Discover
          local_size_of(other, reader, size->value) != size->value;
 }
 
+bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
+
 }  // namespace
 
 std::string_view launcher_name(Launcher launcher) {
@@ -229,10 +231,11 @@ Discovery discover(const Environment& environment, const std::string& parent) {
     }
   }
   if (const std::string* wanted = reader.text("ZERO_BACKEND")) chosen.wanted_backend = *wanted;
+  if (const std::string* host = reader.text("MASTER_ADDR")) chosen.meeting_host = *host;
   return chosen;
 }
 
-BackendKind choose_backend(const Discovery& discovery, const std::string& requested, bool build_has_mpi) {
+BackendKind choose_backend(const Discovery& discovery, const std::string& requested, const Transports& transports) {
   const bool by_variable = requested == "auto" && !discovery.wanted_backend.empty();
   const std::string wanted = by_variable ? discovery.wanted_backend : requested;
   const bool one_host = discovery.local_size == discovery.size;
@@ -243,32 +246,38 @@ BackendKind choose_backend(const Discovery& discovery, const std::string& reques
                                   launcher_name(discovery.launcher), discovery.size));
   }
   if (wanted == "mpi") {
-    if (build_has_mpi) return BackendKind::kMpi;
+    if (transports.mpi) return BackendKind::kMpi;
     throw ConfigError(fmt::format(
         "{}: got \"mpi\", but this build has no MPI. Use shm on one host, or build with -DZERO_WITH_MPI=ON.", where));
   }
+  if (wanted == "ucx") return BackendKind::kUcx;  // which says what it lacks
   if (wanted == "shm") {
     if (one_host || discovery.local_size == 0) return BackendKind::kShm;
-    throw ConfigError(fmt::format("{}: got \"shm\", but only {} of {} ranks are on this host; wanted mpi.", where,
+    throw ConfigError(fmt::format("{}: got \"shm\", but only {} of {} ranks are on this host; wanted mpi or ucx.", where,
                                   discovery.local_size, discovery.size));
   }
   if (wanted != "auto") {
-    throw ConfigError(fmt::format("{}: got \"{}\", wanted auto, self, shm or mpi.", where, wanted));
+    throw ConfigError(fmt::format("{}: got \"{}\", wanted auto, self, shm, mpi or ucx.", where, wanted));
   }
   if (discovery.size == 1) return BackendKind::kSelf;
   const bool by_mpirun = discovery.launcher == Launcher::kOpenMpi || discovery.launcher == Launcher::kPmi;
-  if (by_mpirun && build_has_mpi) return BackendKind::kMpi;
-  // Ranks that were started by hand (RANK and WORLD_SIZE only) are taken to be on one host.
-  const bool by_hand = discovery.launcher == Launcher::kTorchrun && discovery.local_size == 0;
-  if (one_host || by_hand) return BackendKind::kShm;
-  if (build_has_mpi && discovery.launcher == Launcher::kSlurm) return BackendKind::kMpi;
+  if (by_mpirun && transports.mpi) return BackendKind::kMpi;
+  if (one_host) return BackendKind::kShm;
+  const bool can_meet = transports.ucx_problem.empty() && !discovery.meeting_host.empty();
+  // Ranks that were started by hand (RANK and WORLD_SIZE only) are on one host unless they meet at an address that others
+  // reach.
+  if (discovery.launcher == Launcher::kTorchrun && discovery.local_size == 0)
+    return can_meet && !is_loopback(discovery.meeting_host) ? BackendKind::kMeet : BackendKind::kShm;
+  if (transports.mpi && discovery.launcher == Launcher::kSlurm) return BackendKind::kMpi;
+  if (can_meet) return BackendKind::kUcx;
   throw ConfigError(fmt::format(
-      "{} started {} ranks, {} on this host: ranks on several hosts need MPI. Start them with mpirun or srun "
-      "and a build "
-      "with -DZERO_WITH_MPI=ON{}.",
+      "{} started {} ranks, {} on this host: ranks on several hosts need UCX or MPI. {} Or start them with mpirun or srun "
+      "and a build with -DZERO_WITH_MPI=ON ({}).",
       launcher_name(discovery.launcher), discovery.size,
       discovery.local_size == 0 ? std::string("an unknown number") : std::to_string(discovery.local_size),
-      build_has_mpi ? " (this build has it)" : " (this build has no MPI)"));
+      transports.ucx_problem.empty() ? std::string("For UCX, set MASTER_ADDR and MASTER_PORT on all ranks.")
+                                     : fmt::format("UCX is not there: {}.", transports.ucx_problem),
+      transports.mpi ? "this build has it" : "this build has no MPI"));
 }
 
 Environment current_environment() {

@@ -26,6 +26,8 @@ struct Discovery {
   std::string job_id;
   /// ZERO_BACKEND, empty when not set.
   std::string wanted_backend;
+  /// MASTER_ADDR, empty when not set: where ranks of several hosts meet.
+  std::string meeting_host;
 };
 
 /// Reads the variables of, in this order: zero launch (ZERO_RANK, ZERO_WORLD_SIZE, ZERO_LOCAL_RANK,
@@ -37,13 +39,20 @@ struct Discovery {
 /// describe the allocation, in which other launchers may run). Local.
 Discovery discover(const Environment& environment, const std::string& parent);
 
-enum class BackendKind { kSelf, kShm, kMpi };
+/// kMeet: shared memory if the ranks find that they are on one host when they meet, else kUcx.
+enum class BackendKind { kSelf, kShm, kMpi, kUcx, kMeet };
 
-/// The backend for `requested` ("auto", "self", "shm" or "mpi"; "auto" yields to ZERO_BACKEND). auto: self
+/// What can carry messages between hosts.
+struct Transports {
+  bool mpi = false;         ///< the build has it
+  std::string ucx_problem;  ///< why UCX cannot; empty: it can
+};
+
+/// The backend for `requested` ("auto", "self", "shm", "mpi" or "ucx"; "auto" yields to ZERO_BACKEND). auto: self
 /// when alone; mpi under mpirun (Open MPI, MPICH) when the build has it, for its ranks may span hosts and
-/// mpirun looks after them; else shm when all ranks are on this host; else mpi. Throws ConfigError for an
-/// unknown or impossible choice. Local.
-BackendKind choose_backend(const Discovery& discovery, const std::string& requested, bool build_has_mpi);
+/// mpirun looks after them; else shm when all ranks are on this host; else mpi under Slurm, and ucx for ranks that meet
+/// at MASTER_ADDR. Throws ConfigError for an unknown or impossible choice. Local.
+BackendKind choose_backend(const Discovery& discovery, const std::string& requested, const Transports& transports);
 
 /// The environment of this process. Local.
 Environment current_environment();

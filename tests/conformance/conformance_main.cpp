@@ -16,7 +16,7 @@ std::string g_backend = "shm";
 int g_ranks = 2;
 bool g_progress_thread = false;
 
-/// Ranks above 0 of an MPI job say only what failed.
+/// Ranks above 0 of a job that a launcher has started say only what failed.
 class FailurePrinter : public ::testing::EmptyTestEventListener {
  public:
   explicit FailurePrinter(int rank) : rank_(rank) {}
@@ -47,6 +47,7 @@ void read_arguments(int argc, char** argv) {
 
 const std::string& conformance_backend() { return g_backend; }
 int conformance_ranks() { return g_ranks; }
+bool conformance_is_launched() { return g_backend == "mpi" || g_backend == "ucx"; }
 
 bool conformance_progress_thread() { return g_progress_thread; }
 
@@ -75,8 +76,8 @@ void on_ranks(const std::function<void(Group)>& test) {
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
   zero::testing::read_arguments(argc, argv);
-  if (zero::testing::g_backend == "mpi") {
-    const zero::Group group = zero::init_distributed({.backend = "mpi"});
+  if (zero::testing::conformance_is_launched()) {
+    const zero::Group group = zero::init_distributed({.backend = zero::testing::g_backend});
     zero::testing::g_ranks = group.size();
     if (group.rank() > 0) {
       auto& listeners = ::testing::UnitTest::GetInstance()->listeners();

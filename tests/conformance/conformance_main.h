@@ -19,13 +19,15 @@ inline std::int64_t total(const Counts& counts) {
   return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
 }
 
-/// "self", "shm", "threads" or "mpi".
+/// "self", "shm", "threads", "mpi" or "ucx".
 const std::string& conformance_backend();
 int conformance_ranks();
+/// A launcher has started the ranks, which are those of every test.
+bool conformance_is_launched();
 /// True: on_ranks() gives every group a progress thread.
 bool conformance_progress_thread();
 
-/// Runs `fn` on every rank of a fresh group: on forked processes, on threads, or (mpi) on this rank.
+/// Runs `fn` on every rank of a fresh group: on forked processes, on threads, or (mpi, ucx) on this rank.
 /// Failed assertions and exceptions of every rank become failures of the test.
 void on_ranks(const std::function<void(Group group)>& fn);
 

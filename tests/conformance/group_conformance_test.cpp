@@ -645,7 +645,7 @@ TEST(GroupConformance, SplitGroupsWorkBesideTheWhole) {
 
 TEST(GroupConformance, OneHostAsSeveral) {
   if (conformance_backend() == "self" || conformance_ranks() < 2) GTEST_SKIP();
-  if (conformance_backend() == "mpi" && !std::getenv("ZERO_RANKS_PER_NODE")) {
+  if (conformance_is_launched() && !std::getenv("ZERO_RANKS_PER_NODE")) {
     GTEST_SKIP() << "needs ZERO_RANKS_PER_NODE=1 from the start";
   }
   setenv("ZERO_RANKS_PER_NODE", "1", 1);
@@ -659,11 +659,11 @@ TEST(GroupConformance, OneHostAsSeveral) {
     EXPECT_EQ(across.size(), group.size());
     EXPECT_FALSE(across.single_node());
   });
-  if (conformance_backend() != "mpi") unsetenv("ZERO_RANKS_PER_NODE");
+  if (!conformance_is_launched()) unsetenv("ZERO_RANKS_PER_NODE");
 }
 
 TEST(GroupConformance, TwoGroupsAtATime) {
-  if (conformance_backend() != "mpi") GTEST_SKIP() << "spawned ranks have one group each";
+  if (!conformance_is_launched()) GTEST_SKIP() << "spawned ranks have one group each";
   on_ranks([](Group first) {
     on_ranks([&](Group second) {
       Work a = first.barrier({.label = "first"});
@@ -675,7 +675,7 @@ TEST(GroupConformance, TwoGroupsAtATime) {
 }
 
 TEST(GroupConformance, AWaitInOneGroupLetsAnotherMove) {
-  if (conformance_backend() != "mpi") GTEST_SKIP() << "spawned ranks have one group each";
+  if (!conformance_is_launched()) GTEST_SKIP() << "spawned ranks have one group each";
   on_ranks([](Group first) {
     if (first.size() == 1) return;
     Group second = first.split(0);

@@ -159,7 +159,7 @@ Discovery place(Launcher launcher, int size, int local_size, std::string wanted 
 }
 
 TEST(Rendezvous, BackendChoice) {
-  constexpr bool kMpi = true, kNoMpi = false;
+  const Transports kMpi{true, ""}, kNoMpi{false, ""};
   EXPECT_EQ(choose_backend(place(Launcher::kNone, 1, 1), "auto", kMpi), BackendKind::kSelf);
   EXPECT_EQ(choose_backend(place(Launcher::kZero, 4, 4), "auto", kMpi), BackendKind::kShm);
   EXPECT_EQ(choose_backend(place(Launcher::kTorchrun, 4, 4), "auto", kMpi), BackendKind::kShm);
@@ -175,14 +175,32 @@ TEST(Rendezvous, BackendChoice) {
   EXPECT_EQ(choose_backend(place(Launcher::kNone, 1, 1, "shm"), "auto", kMpi), BackendKind::kShm);
 }
 
+TEST(Rendezvous, RanksOfSeveralHostsMeetWithoutMpi) {
+  const Transports with_ucx{true, ""}, without_ucx{true, "libucp.so.0 is missing"};
+  const auto choose = [](Launcher launcher, int local_size, const char* host, const Transports& transports) {
+    Discovery discovery = place(launcher, 4, local_size);
+    discovery.meeting_host = host;
+    return choose_backend(discovery, "auto", transports);
+  };
+  EXPECT_EQ(choose(Launcher::kTorchrun, 2, "10.0.0.1", with_ucx), BackendKind::kUcx);
+  EXPECT_EQ(choose(Launcher::kTorchrun, 4, "10.0.0.1", with_ucx), BackendKind::kShm);
+  // Started by hand: on one host, unless they meet where others could.
+  EXPECT_EQ(choose(Launcher::kTorchrun, 0, "10.0.0.1", with_ucx), BackendKind::kMeet);
+  EXPECT_EQ(choose(Launcher::kTorchrun, 0, "localhost", with_ucx), BackendKind::kShm);
+  EXPECT_EQ(choose(Launcher::kTorchrun, 0, "127.0.0.1", with_ucx), BackendKind::kShm);
+  EXPECT_EQ(choose(Launcher::kTorchrun, 0, "", with_ucx), BackendKind::kShm);
+  EXPECT_EQ(choose(Launcher::kSlurm, 2, "10.0.0.1", with_ucx), BackendKind::kMpi);
+  EXPECT_THROW(choose(Launcher::kTorchrun, 2, "10.0.0.1", without_ucx), ConfigError);
+}
+
 TEST(Rendezvous, ImpossibleBackendsAreConfigErrors) {
-  EXPECT_THROW(choose_backend(place(Launcher::kZero, 2, 2), "nccl", true), ConfigError);
-  EXPECT_THROW(choose_backend(place(Launcher::kZero, 2, 2, "gloo"), "auto", true), ConfigError);
-  EXPECT_THROW(choose_backend(place(Launcher::kZero, 2, 2), "self", true), ConfigError);
-  EXPECT_THROW(choose_backend(place(Launcher::kZero, 2, 2), "mpi", false), ConfigError);
-  EXPECT_THROW(choose_backend(place(Launcher::kOpenMpi, 4, 2), "shm", true), ConfigError);
-  EXPECT_THROW(choose_backend(place(Launcher::kTorchrun, 4, 2), "auto", true), ConfigError);
-  EXPECT_THROW(choose_backend(place(Launcher::kSlurm, 4, 0), "auto", false), ConfigError);
+  EXPECT_THROW(choose_backend(place(Launcher::kZero, 2, 2), "nccl", Transports{true, ""}), ConfigError);
+  EXPECT_THROW(choose_backend(place(Launcher::kZero, 2, 2, "gloo"), "auto", Transports{true, ""}), ConfigError);
+  EXPECT_THROW(choose_backend(place(Launcher::kZero, 2, 2), "self", Transports{true, ""}), ConfigError);
+  EXPECT_THROW(choose_backend(place(Launcher::kZero, 2, 2), "mpi", Transports{false, ""}), ConfigError);
+  EXPECT_THROW(choose_backend(place(Launcher::kOpenMpi, 4, 2), "shm", Transports{true, ""}), ConfigError);
+  EXPECT_THROW(choose_backend(place(Launcher::kTorchrun, 4, 2), "auto", Transports{true, ""}), ConfigError);
+  EXPECT_THROW(choose_backend(place(Launcher::kSlurm, 4, 0), "auto", Transports{false, ""}), ConfigError);
 }
 
 }  // namespace

@@ -2,7 +2,8 @@
 
 #include <fmt/format.h>
 
-#include "comm/mpi/backend.h"
+#include "comm/messages/backend.h"
+#include "comm/mpi/messenger.h"
 #include "comm/mpi/session.h"
 #include "zero/errors.h"
 
@@ -24,7 +25,7 @@ std::shared_ptr<Backend> make_mpi_backend(int rank, int size) {
                     "build uses (or srun --mpi=pmix), or use ZERO_BACKEND=shm on one host.",
                     rank, size, mpi_rank, mpi_size));
   }
-  return std::make_shared<MpiBackend>(MPI_COMM_WORLD, rank, size);
+  return std::make_shared<MessageBackend>(std::make_shared<MpiMessenger>(MPI_COMM_WORLD, rank, size));
 }
 
 }  // namespace zero::comm

@@ -1,13 +1,13 @@
 #pragma once
-// The MPI backend, or a stub that says that the build has none: CMake compiles mpi_init.cpp with its
-// companions, or mpi_stub.cpp (ZERO_WITH_MPI).
+// Groups over MPI, or a stub that says that the build has none: CMake compiles init.cpp with its companions, or stub.cpp
+// (ZERO_WITH_MPI).
 #include <memory>
 
 #include "comm/backend.h"
 
 namespace zero::comm {
 
-/// True when mpi_init.cpp is compiled in.
+/// True when init.cpp is compiled in.
 bool build_has_mpi();
 
 /// *Collective.* A group of all ranks of MPI_COMM_WORLD, which must be `rank` of `size`. Initialises MPI when

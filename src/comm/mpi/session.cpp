@@ -36,12 +36,18 @@ class Session {
     MPI_Finalized(&finalized);
     mpi_lock()->close();
     if (!ours_ || finalized) return;
+    if (lost_) {
+      // That others can say what they have to say before mpirun ends them for this one's end.
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      return;
+    }
     if (!failed_ || all_ranks_come_clean()) MPI_Finalize();
   }
 
   bool ours() const { return ours_; }
   void mark_failed() noexcept { failed_ = true; }
   void mark_unclean() noexcept { unclean_ = true; }
+  void mark_lost() noexcept { lost_ = true; }
 
  private:
   /// Whether all ranks can call MPI_Finalize, which would wait for ever for one that does not: each has come here, and
@@ -66,6 +72,7 @@ class Session {
   bool ours_ = false;
   bool failed_ = false;
   bool unclean_ = false;
+  bool lost_ = false;
 };
 
 Session& session() {
@@ -90,6 +97,8 @@ const std::shared_ptr<BackendLock>& mpi_lock() {
 void mark_mpi_failed() noexcept { session().mark_failed(); }
 
 void mark_mpi_unclean() noexcept { session().mark_unclean(); }
+
+void mark_mpi_ranks_lost() noexcept { session().mark_lost(); }
 
 void check_mpi(int code, std::string_view call) {
   if (code == MPI_SUCCESS) return;

@@ -27,6 +27,9 @@ void mark_mpi_failed() noexcept;
 /// finalised at all.
 void mark_mpi_unclean() noexcept;
 
+/// As mark_mpi_failed(), and some ranks are on a host that nothing reaches: nobody is waited for at the end.
+void mark_mpi_ranks_lost() noexcept;
+
 /// Throws CommError with MPI's own text unless `code` is MPI_SUCCESS.
 void check_mpi(int code, std::string_view call);
 

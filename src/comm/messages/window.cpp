@@ -1,4 +1,4 @@
-// Shard windows over MPI: a fetch asks the owners, who answer inside any call of the group, or in their
+// Shard windows over messages: a fetch asks the owners, who answer inside any call of the group, or in their
 // progress thread, once they have published what is wanted.
 #include <fmt/format.h>
 
@@ -6,42 +6,39 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "comm/mpi/backend.h"
-#include "comm/mpi/session.h"
+#include "comm/messages/backend.h"
 #include "comm/transfers.h"
 
 namespace zero::comm {
 namespace {
 
-class MpiFetch final : public FetchWork {
+class MessageFetch final : public FetchWork {
  public:
-  MpiFetch(HostedWindow& window, int ranks) : FetchWork(window), receives(static_cast<std::size_t>(ranks)) {}
+  MessageFetch(HostedWindow& window, int ranks) : FetchWork(window), receives(static_cast<std::size_t>(ranks)) {}
 
   WindowMessage request;
-  MpiRequests request_sends;
-  mutable std::vector<MpiRequests> receives;  ///< [N]; also tested when somebody asks who is late
+  MessageRequests request_sends;
+  mutable std::vector<MessageRequests> receives;  ///< [N]; also tested when somebody asks who is late
   std::int64_t asked_ns = 0;
 };
 
-class MpiWindow final : public HostedWindow, public WindowEnd {
+class MessageWindow final : public HostedWindow, public WindowEnd {
  public:
-  MpiWindow(std::shared_ptr<MpiBackend> group, std::shared_ptr<const ParcelTable> table,
+  MessageWindow(std::shared_ptr<MessageBackend> group, std::shared_ptr<const ParcelTable> table,
             std::span<const void* const> mine)
       : HostedWindow(group, std::move(table), mine),
         group_(*group),
         id_(group->add_window(*this)),
-        message_comm_(group->channel(MpiBackend::Channel::kMessages)),
-        answer_comm_(group->channel(MpiBackend::Channel::kAnswers)),
-        first_tag_(group->take_tags(MpiBackend::Channel::kAnswers, this->table().size())),
+        first_tag_(group->take_tags(Channel::kAnswers, this->table().size())),
         states_(static_cast<std::size_t>(size()), State::kOpen) {}
-  ~MpiWindow() override;
+  ~MessageWindow() override;
 
   bool under_way() const override { return size() > 1; }  // somebody may ask at any time
   void take(int source, const WindowMessage& message) override;
 
  protected:
   std::shared_ptr<FetchWork> new_work() override {
-    auto fetch = std::make_shared<MpiFetch>(*this, size());
+    auto fetch = std::make_shared<MessageFetch>(*this, size());
     fetches_.push_back(fetch);
     return fetch;
   }
@@ -64,19 +61,18 @@ class MpiWindow final : public HostedWindow, public WindowEnd {
   };
   int peer_at(int step) const { return (rank() + step) % size(); }
 
-  MpiBackend& group_;
+  MessageBackend& group_;
   const int id_;
-  const MPI_Comm message_comm_, answer_comm_;
   const int first_tag_;
   std::vector<State> states_;  ///< [N]
   std::vector<Asked> asked_;   ///< not answered yet
-  MpiRequests answers_;
+  MessageRequests answers_;
   WindowMessage farewell_;
-  MpiRequests farewell_sends_;
-  std::vector<std::weak_ptr<MpiFetch>> fetches_;  ///< all that were made
+  MessageRequests farewell_sends_;
+  std::vector<std::weak_ptr<MessageFetch>> fetches_;  ///< all that were made
 };
 
-MpiWindow::~MpiWindow() {
+MessageWindow::~MessageWindow() {
   close();
   if (is_forked_child()) return;
   const BackendGuard guard(*backend().lock());
@@ -88,19 +84,19 @@ MpiWindow::~MpiWindow() {
   if (!backend().failed()) return;
   bool clean = answers_.cancel();
   clean = farewell_sends_.cancel() && clean;
-  std::vector<std::shared_ptr<MpiFetch>> fetches;
+  std::vector<std::shared_ptr<MessageFetch>> fetches;
   for (const auto& made : fetches_) {
-    const std::shared_ptr<MpiFetch>& fetch = fetches.emplace_back(made.lock());
+    const std::shared_ptr<MessageFetch>& fetch = fetches.emplace_back(made.lock());
     clean = fetch->request_sends.cancel() && clean;
-    for (MpiRequests& requests : fetch->receives) clean = requests.cancel() && clean;
+    for (MessageRequests& requests : fetch->receives) clean = requests.cancel() && clean;
   }
   if (clean) return;
-  mark_mpi_unclean();
-  new std::vector<std::shared_ptr<MpiFetch>>(std::move(fetches));  // MPI may still read them
+  group_.messenger().mark_failed(/*clean=*/false);
+  new std::vector<std::shared_ptr<MessageFetch>>(std::move(fetches));  // they must outlive every message
 }
 
-void MpiWindow::ask(FetchWork& work) {
-  auto& fetch = static_cast<MpiFetch&>(work);
+void MessageWindow::ask(FetchWork& work) {
+  auto& fetch = static_cast<MessageFetch&>(work);
   fetch.asked_ns = base::monotonic_ns();
   // Answers about one parcel come in the order of the questions.
   fetch.request = {WindowMessage::Kind::kFetch, id_, work.parcel, first_tag_ + work.parcel, work.version};
@@ -108,14 +104,15 @@ void MpiWindow::ask(FetchWork& work) {
     const int peer = peer_at(step);
     const std::size_t nbytes = table().slice_nbytes(work.parcel, peer);
     if (nbytes == 0) continue;
-    fetch.receives[static_cast<std::size_t>(peer)].receive(work.out + table().slice_offset(work.parcel, peer), nbytes,
-                                                           peer, fetch.request.tag, answer_comm_);
-    fetch.request_sends.send(&fetch.request, sizeof(WindowMessage), peer, 0, message_comm_);
+    fetch.receives[static_cast<std::size_t>(peer)].receive(group_.messenger(), Channel::kAnswers, peer,
+                                                           fetch.request.tag,
+                                                           work.out + table().slice_offset(work.parcel, peer), nbytes);
+    fetch.request_sends.send(group_.messenger(), Channel::kRequests, peer, 0, &fetch.request, sizeof(WindowMessage));
   }
 }
 
-bool MpiWindow::move(FetchWork& work) {
-  auto& fetch = static_cast<MpiFetch&>(work);
+bool MessageWindow::move(FetchWork& work) {
+  auto& fetch = static_cast<MessageFetch&>(work);
   for (; work.peers_seen < size() - 1; ++work.peers_seen) {
     const int peer = peer_at(work.peers_seen + 1);
     if (fetch.receives[static_cast<std::size_t>(peer)].test()) continue;
@@ -128,7 +125,7 @@ bool MpiWindow::move(FetchWork& work) {
   return true;
 }
 
-void MpiWindow::take(int source, const WindowMessage& message) {
+void MessageWindow::take(int source, const WindowMessage& message) {
   if (message.kind == WindowMessage::Kind::kFetch) {
     asked_.push_back({source, message});
   } else {
@@ -137,7 +134,7 @@ void MpiWindow::take(int source, const WindowMessage& message) {
   }
 }
 
-void MpiWindow::serve() {
+void MessageWindow::serve() {
   const bool closing = state_of(rank()) != State::kOpen;
   std::size_t kept = 0;
   for (std::size_t i = 0; i < asked_.size(); ++i) {
@@ -153,24 +150,24 @@ void MpiWindow::serve() {
       asked_[kept++] = asked;
       continue;
     }
-    answers_.send(my_slice(asked.message.parcel), table().slice_nbytes(asked.message.parcel, rank()), asked.source,
-                  asked.message.tag, answer_comm_);
+    answers_.send(group_.messenger(), Channel::kAnswers, asked.source, asked.message.tag,
+                  my_slice(asked.message.parcel), table().slice_nbytes(asked.message.parcel, rank()));
   }
   asked_.resize(kept);
   answers_.drop_completed();
 }
 
-void MpiWindow::announce(State state) {
+void MessageWindow::announce(State state) {
   states_[static_cast<std::size_t>(rank())] = state;
   farewell_.kind = state == State::kGone ? WindowMessage::Kind::kGone : WindowMessage::Kind::kClosing;
   farewell_.window = id_;
   for (int step = 1; step < size(); ++step)
-    farewell_sends_.send(&farewell_, sizeof(farewell_), peer_at(step), 0, message_comm_);
+    farewell_sends_.send(group_.messenger(), Channel::kRequests, peer_at(step), 0, &farewell_, sizeof(farewell_));
   serve();
 }
 
-Blocker MpiWindow::blocker_of(const FetchWork& work) const {
-  const auto& fetch = static_cast<const MpiFetch&>(work);
+Blocker MessageWindow::blocker_of(const FetchWork& work) const {
+  const auto& fetch = static_cast<const MessageFetch&>(work);
   Blocker blocker;
   blocker.lack = "has not sent its slice: it has not published that version, or not called its group";
   for (int peer = 0; peer < size(); ++peer) {
@@ -181,10 +178,10 @@ Blocker MpiWindow::blocker_of(const FetchWork& work) const {
 
 }  // namespace
 
-std::shared_ptr<ShardWindow> MpiBackend::make_window(std::shared_ptr<const ParcelTable> parcels,
+std::shared_ptr<ShardWindow> MessageBackend::make_window(std::shared_ptr<const ParcelTable> parcels,
                                                      std::span<const void* const> mine) {
   auto window =
-      std::make_shared<MpiWindow>(std::static_pointer_cast<MpiBackend>(shared_from_this()), std::move(parcels), mine);
+      std::make_shared<MessageWindow>(std::static_pointer_cast<MessageBackend>(shared_from_this()), std::move(parcels), mine);
   add_transfers(*window);
   // Nobody is asked before his window is there.
   Call barrier;

@@ -1,88 +1,71 @@
-#include "comm/mpi/backend.h"
+#include "comm/messages/backend.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <numeric>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "comm/mpi/session.h"
 #include "zero/errors.h"
 
 namespace zero::comm {
 namespace {
 
-/// MPI guarantees tags up to 32767; calls in flight are far fewer, and messages of one tag stay in order.
+/// Every messenger has as many tags; calls under way are far fewer, and messages of one tag stay in order.
 int tag_of(std::uint64_t sequence) { return static_cast<int>(sequence % 32'000); }
 
 struct Introduction {
   std::int64_t pid;
   std::uint64_t start_time;
-  char host[128];
+  std::int64_t world_rank;
+  char host[144];
 };
 
-/// Host name and boot id (two containers of one host differ by name), and which part of the host it counts
-/// as.
-Introduction introduce_myself() {
+/// Also which part of its host this rank counts as.
+Introduction introduce_myself(int world_rank, int world_size) {
   Introduction mine{};
   const ProcessId self = this_process();
   mine.pid = self.pid;
   mine.start_time = self.start_time;
-  char name[64] = {};
-  ::gethostname(name, sizeof(name) - 1);
-  std::string boot_id;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
-  int rank = 0, size = 1;
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
-  std::snprintf(mine.host, sizeof(mine.host), "%s %s %d", name, boot_id.c_str(), ranks_beside(rank, size)[0]);
+  mine.world_rank = world_rank;
+  std::snprintf(mine.host, sizeof(mine.host), "%s %d", this_host().c_str(), ranks_beside(world_rank, world_size)[0]);
   return mine;
-}
-
-void cancel_receive(MPI_Request& request) noexcept {
-  if (request == MPI_REQUEST_NULL) return;
-  MPI_Cancel(&request);
-  MPI_Wait(&request, MPI_STATUS_IGNORE);
 }
 
 }  // namespace
 
-MpiWork::MpiWork(MpiBackend& group) : MovedWork(group) {}
+MessageWork::MessageWork(MessageBackend& group) : MovedWork(group) {}
 
-Blocker MpiWork::blocker() const { return static_cast<const MpiBackend*>(backend_)->blocker_of(call_.record.sequence); }
+Blocker MessageWork::blocker() const { return static_cast<const MessageBackend*>(backend_)->blocker_of(call_.record.sequence); }
 
-MpiBackend::MpiBackend(MPI_Comm parent, int rank, int size)
-    : Backend(rank, size, mpi_lock()),
-      registry_(std::make_shared<RegionRegistry>(rank, nullptr)),
-      peers_(static_cast<std::size_t>(size)),
-      slices_(static_cast<std::size_t>(size)),
+MessageBackend::MessageBackend(std::shared_ptr<Messenger> messenger)
+    : Backend(messenger->rank(), messenger->size(), messenger->lock()),
+      messenger_(std::move(messenger)),
+      registry_(std::make_shared<RegionRegistry>(rank(), nullptr)),
+      peers_(static_cast<std::size_t>(size())),
+      slices_(static_cast<std::size_t>(size())),
       notice_(kNoticeBytes),
       pid_(::getpid()),
       exceptions_at_start_(std::uncaught_exceptions()) {
   const BackendGuard guard(*lock());
-  for (MPI_Comm* comm : {&data_comm_, &record_comm_, &notice_comm_}) {
-    check_mpi(MPI_Comm_dup(parent, comm), "MPI_Comm_dup");
-    MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN);
-  }
-  introduce(data_comm_);
-  check_mpi(
-      MPI_Irecv(notice_.data(), kNoticeBytes, MPI_BYTE, MPI_ANY_SOURCE, MPI_ANY_TAG, notice_comm_, &notice_receive_),
-      "MPI_Irecv");
+  introduce();
+  if (size() == messenger_->world_size() && !messenger_->watch()) messenger_->set_watch(HostWatch::begin(*messenger_));
+  notice_receive_ = messenger_->receive_any(Channel::kNotices, notice_.data(), kNoticeBytes);
 }
 
-void MpiBackend::introduce(MPI_Comm comm) {
-  const Introduction mine = introduce_myself();
+void MessageBackend::introduce() {
+  const Introduction mine = introduce_myself(messenger_->world_rank(), messenger_->world_size());
   std::vector<Introduction> all(peers_.size());
-  check_mpi(MPI_Allgather(&mine, sizeof(mine), MPI_BYTE, all.data(), sizeof(mine), MPI_BYTE, comm), "MPI_Allgather");
+  messenger_->all_gather(&mine, sizeof(mine), all.data());
   std::vector<int> host_ranks;
   std::vector<pid_t> local_processes;
   for (std::size_t r = 0; r < all.size(); ++r) {
     peers_[r].process = {static_cast<pid_t>(all[r].pid), all[r].start_time};
+    peers_[r].world_rank = static_cast<int>(all[r].world_rank);
     peers_[r].on_this_host = std::strcmp(all[r].host, mine.host) == 0;
     if (!peers_[r].on_this_host) continue;
     host_ranks.push_back(static_cast<int>(r));
@@ -92,30 +75,22 @@ void MpiBackend::introduce(MPI_Comm comm) {
   policy_ = WaitPolicy::for_local_ranks(local_processes);
 }
 
-MpiBackend::~MpiBackend() {
+MessageBackend::~MessageBackend() {
   set_progress_thread(false);
-  if (::getpid() != pid_) return;  // a forked child has no MPI
+  if (::getpid() != pid_) return;  // a forked child has no messages
   const BackendGuard guard(*lock());
   if (std::uncaught_exceptions() > exceptions_at_start_) {
     abort("an exception ended its work, see its own output");
   } else if (failure_.empty()) {
     leave();
   }
-  if (failure_.empty()) {
-    for (MPI_Comm* comm : {&data_comm_, &record_comm_, &notice_comm_}) MPI_Comm_free(comm);
-    for (ChannelState& state : channels_) {
-      if (state.comm != MPI_COMM_NULL) MPI_Comm_free(&state.comm);
-    }
-  } else {
-    mark_mpi_failed();
-    give_up_requests();
-  }
-  for (const std::shared_ptr<MpiWork>& work : works_) {
+  if (!failure_.empty()) give_up_requests();
+  for (const std::shared_ptr<MessageWork>& work : works_) {
     if (work) work->orphan();
   }
 }
 
-std::shared_ptr<WorkState> MpiBackend::post(const Call& call) {
+std::shared_ptr<WorkState> MessageBackend::post(const Call& call) {
   throw_if_failed();
   progress();
   if (next_sequence_ - data_sequence_ >= kWindow) {
@@ -125,13 +100,13 @@ std::shared_ptr<WorkState> MpiBackend::post(const Call& call) {
     const std::uint64_t oldest = data_sequence_;
     block_until([&] { return data_sequence_ > oldest; }, oldest);
   }
-  std::shared_ptr<MpiWork>& place = works_[next_sequence_ % kWindow];
-  if (!place || place.use_count() > 1) place = std::make_shared<MpiWork>(*this);
-  MpiWork& work = *place;
+  std::shared_ptr<MessageWork>& place = works_[next_sequence_ % kWindow];
+  if (!place || place.use_count() > 1) place = std::make_shared<MessageWork>(*this);
+  MessageWork& work = *place;
   CallRecord record = make_record(call, next_sequence_);
   record.entered_ns = base::monotonic_ns();
   work.call_.assign(call, record, timeout_of(call));
-  work.phase_ = MpiWork::Phase::kRecords;
+  work.phase_ = MessageWork::Phase::kRecords;
   work.ready_ = !call.deferred;
   work.begin(record.entered_ns, timeout_of(call));
   work.next_.reset();
@@ -143,30 +118,25 @@ std::shared_ptr<WorkState> MpiBackend::post(const Call& call) {
   return result;
 }
 
-void MpiBackend::send_records(MpiWork& work) {
+void MessageBackend::send_records(MessageWork& work) {
   work.records_.resize(peers_.size());
-  work.record_receives_.assign(peers_.size(), MPI_REQUEST_NULL);
+  work.record_receives_.assign(peers_.size(), 0);
   const int tag = tag_of(work.call_.record.sequence);
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     const auto p = static_cast<std::size_t>(peer);
-    check_mpi(
-        MPI_Irecv(&work.records_[p], sizeof(CallRecord), MPI_BYTE, peer, tag, record_comm_, &work.record_receives_[p]),
-        "MPI_Irecv");
-    work.record_sends_.send(&work.call_.record, sizeof(CallRecord), peer, tag, record_comm_);
+    work.record_receives_[p] =
+        messenger_->receive(Channel::kRecords, peer, tag, &work.records_[p], sizeof(CallRecord));
+    work.record_sends_.send(*messenger_, Channel::kRecords, peer, tag, &work.call_.record, sizeof(CallRecord));
   }
 }
 
-std::string MpiBackend::progress_thread_problem() const {
-  int provided = MPI_THREAD_SINGLE;
-  check_mpi(MPI_Query_thread(&provided), "MPI_Query_thread");
-  if (provided >= (mpi_is_ours() ? MPI_THREAD_SERIALIZED : MPI_THREAD_MULTIPLE)) return {};
-  return "MPI was not initialised for calls from several threads; ask MPI_Init_thread for "
-         "MPI_THREAD_MULTIPLE, "
-         "or leave MPI's initialisation to zerotorch";
+std::string MessageBackend::progress_thread_problem() const {
+  return messenger_->progress_thread_problem();
 }
 
-bool MpiBackend::progress(int most) {
+bool MessageBackend::progress(int most) {
+  look_at_watch();
   if (progressing_ || !failure_.empty()) return false;
   progressing_ = true;
   const std::uint64_t begin = data_sequence_;
@@ -194,8 +164,8 @@ bool MpiBackend::progress(int most) {
   return data_sequence_ > begin || steps > 0;
 }
 
-bool MpiBackend::step(MpiWork& work) {
-  using Phase = MpiWork::Phase;
+bool MessageBackend::step(MessageWork& work) {
+  using Phase = MessageWork::Phase;
   if (work.phase_ == Phase::kRecords) {
     if (!receive_records(work) || !work.ready_) return false;
     work.phase_ = Phase::kData;
@@ -215,13 +185,11 @@ bool MpiBackend::step(MpiWork& work) {
   return work.phase_ == Phase::kMoved && work.record_sends_.test();
 }
 
-bool MpiBackend::receive_records(MpiWork& work) {
+bool MessageBackend::receive_records(MessageWork& work) {
   bool all = true;
   for (std::size_t p = 0; p < peers_.size(); ++p) {
-    if (work.record_receives_[p] == MPI_REQUEST_NULL) continue;
-    int arrived = 0;
-    check_mpi(MPI_Test(&work.record_receives_[p], &arrived, MPI_STATUS_IGNORE), "MPI_Test");
-    if (!arrived) {
+    if (work.record_receives_[p] == 0) continue;
+    if (!messenger_->test(work.record_receives_[p])) {
       all = false;
       continue;
     }
@@ -240,7 +208,7 @@ bool MpiBackend::receive_records(MpiWork& work) {
   return all;
 }
 
-std::vector<std::byte> MpiBackend::take_scratch(std::size_t nbytes) {
+std::vector<std::byte> MessageBackend::take_scratch(std::size_t nbytes) {
   std::vector<std::byte> scratch;
   if (!free_scratch_.empty()) {
     scratch = std::move(free_scratch_.back());
@@ -250,7 +218,7 @@ std::vector<std::byte> MpiBackend::take_scratch(std::size_t nbytes) {
   return scratch;
 }
 
-void MpiBackend::move_data(MpiWork& work) {
+void MessageBackend::move_data(MessageWork& work) {
   PostedCall& call = work.call_;
   const int tag = tag_of(call.record.sequence);
   const bool gather = call.transport == Transport::kGather;
@@ -260,7 +228,7 @@ void MpiBackend::move_data(MpiWork& work) {
     const int relative = (rank() - call.record.root + size()) % size();
     if (relative == 0) return;
     const int parent = (rank() - (relative & -relative) + size()) % size();
-    work.data_.receive(call.out, call.input_nbytes(call.record.root), parent, tag, data_comm_);
+    work.data_.receive(*messenger_, Channel::kData, parent, tag, call.out, call.input_nbytes(call.record.root));
     return;
   }
   // What each peer sends to me: its gathered slice, its slice for me, or all of its input.
@@ -277,20 +245,21 @@ void MpiBackend::move_data(MpiWork& work) {
   for (int step = 1; step < size(); ++step) {
     const int peer = (rank() + step) % size();
     std::byte* const target = to_scratch ? scratch : call.out_slice(peer);
-    work.data_.receive(target, incoming_nbytes(peer), peer, tag, data_comm_);
+    work.data_.receive(*messenger_, Channel::kData, peer, tag, target, incoming_nbytes(peer));
     if (to_scratch) scratch += round_up(incoming_nbytes(peer), 64);
   }
   for (int step = 1; step < size(); ++step) {
     const int peer = (rank() + size() - step) % size();
     if (scatter) {
-      work.data_.send(call.input() + call.slice_offset_nbytes(peer), call.slice_nbytes(peer), peer, tag, data_comm_);
+      work.data_.send(*messenger_, Channel::kData, peer, tag, call.input() + call.slice_offset_nbytes(peer),
+                      call.slice_nbytes(peer));
     } else {
-      work.data_.send(call.in, call.input_nbytes(rank()), peer, tag, data_comm_);
+      work.data_.send(*messenger_, Channel::kData, peer, tag, call.in, call.input_nbytes(rank()));
     }
   }
 }
 
-void MpiBackend::move_broadcast(MpiWork& work) {
+void MessageBackend::move_broadcast(MessageWork& work) {
   const PostedCall& call = work.call_;
   // Binomial tree: the parent clears the lowest set bit of a rank relative to root.
   const int relative = (rank() - call.record.root + size()) % size();
@@ -300,11 +269,12 @@ void MpiBackend::move_broadcast(MpiWork& work) {
   for (int bit = lowest >> 1; bit > 0; bit >>= 1) {
     if (relative + bit >= size()) continue;
     const int child = (rank() + bit) % size();
-    work.data_.send(call.out, call.input_nbytes(call.record.root), child, tag_of(call.record.sequence), data_comm_);
+    work.data_.send(*messenger_, Channel::kData, child, tag_of(call.record.sequence), call.out,
+                    call.input_nbytes(call.record.root));
   }
 }
 
-bool MpiBackend::finish(MpiWork& work) {
+bool MessageBackend::finish(MessageWork& work) {
   const PostedCall& call = work.call_;
   const auto own_part = [&] {
     if (discarding_) return;  // nobody is left who wants the result
@@ -324,7 +294,7 @@ bool MpiBackend::finish(MpiWork& work) {
     }
   };
   if (!work.run_own_part(own_part)) return false;
-  work.phase_ = MpiWork::Phase::kDone;
+  work.phase_ = MessageWork::Phase::kDone;
   work.set_complete();
   work.call_.consume = nullptr;
   if (!work.scratch_.empty()) free_scratch_.push_back(std::exchange(work.scratch_, {}));
@@ -335,26 +305,23 @@ bool MpiBackend::finish(MpiWork& work) {
   return true;
 }
 
-std::shared_ptr<Backend> MpiBackend::subgroup(std::span<const int> members) {
+std::shared_ptr<Backend> MessageBackend::subgroup(std::span<const int> members) {
   const bool here = std::all_of(members.begin(), members.end(),
                                 [&](int member) { return peers_[static_cast<std::size_t>(member)].on_this_host; });
   std::vector<int> everybody(members.size());
   std::iota(everybody.begin(), everybody.end(), 0);
   std::shared_ptr<Backend> shared = make_shm_subgroup(here ? members : std::span<const int>(), std::move(everybody));
-  MPI_Comm comm = MPI_COMM_NULL;
-  check_mpi(MPI_Comm_split(data_comm_, here ? MPI_UNDEFINED : members[0], rank(), &comm), "MPI_Comm_split");
+  std::shared_ptr<Messenger> part = messenger_->subgroup(here ? std::span<const int>() : members);
   if (here) return shared;
-  const auto me = std::find(members.begin(), members.end(), rank()) - members.begin();
-  auto group = std::make_shared<MpiBackend>(comm, static_cast<int>(me), static_cast<int>(members.size()));
-  MPI_Comm_free(&comm);
-  return group;
+  part->set_watch(messenger_->watch());
+  return std::make_shared<MessageBackend>(std::move(part));
 }
 
-SharedMemory MpiBackend::allocate(std::size_t nbytes) {
+SharedMemory MessageBackend::allocate(std::size_t nbytes) {
   return SharedMemory(Region::create(registry_, nbytes, Region::Sharing::kPrivate, "allocate"));
 }
 
-void MpiBackend::leave() noexcept {
+void MessageBackend::leave() noexcept {
   constexpr int kFarewell = 1;
   try {
     discarding_ = true;
@@ -373,27 +340,27 @@ void MpiBackend::leave() noexcept {
       });
     };
     block_until([&] { return everybody_left() && notice_sends_.test(); }, all);
-    cancel_receive(notice_receive_);
-    cancel_receive(message_receive_);
+    messenger_->cancel(notice_receive_);
+    messenger_->cancel(message_receive_);
   } catch (const std::exception& error) {
     base::log_warning("leaving the group: {}", error.what());
   }
 }
 
-void MpiBackend::give_up_requests() noexcept {
+void MessageBackend::give_up_requests() noexcept {
   bool clean = notice_sends_.cancel();
-  cancel_receive(notice_receive_);
-  cancel_receive(message_receive_);
+  clean = messenger_->cancel(notice_receive_) && clean;
+  clean = messenger_->cancel(message_receive_) && clean;
   for (std::uint64_t s = data_sequence_; s < next_sequence_; ++s) {
-    MpiWork& work = work_at(s);
-    for (MPI_Request& request : work.record_receives_) cancel_receive(request);
+    MessageWork& work = work_at(s);
+    for (MessageHandle& handle : work.record_receives_) clean = messenger_->cancel(handle) && clean;
     clean = work.record_sends_.cancel() && clean;
     clean = work.data_.cancel() && clean;
   }
+  messenger_->mark_failed(clean);
   if (clean) return;
-  mark_mpi_unclean();
-  // MPI may still read or write them: they must outlive every request.
-  new std::array<std::shared_ptr<MpiWork>, kWindow>(works_);
+  // The transport may still read or write them: they must outlive every message.
+  new std::array<std::shared_ptr<MessageWork>, kWindow>(works_);
   new std::deque<std::string>(std::move(sent_notices_));
 }
 

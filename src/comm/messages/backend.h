@@ -1,13 +1,11 @@
 #pragma once
-// The ranks of an MPI communicator. Only point-to-point messages are used: every call first sends its record
+// A group over tagged messages (comm/messages/messenger.h): ranks on several hosts. Every call first sends its record
 // to every rank and compares those that come, so that a divergence is found before any data is received, and
 // a late rank is known by name. Then the data moves, tagged with the sequence number; sums are made here, in
 // rank order.
 //
 // Bytes on the wire per call and rank: (N-1) records of 104 bytes, and the data of the transport.
-// Failures and farewells travel as notices on a communicator of their own.
-#include <mpi.h>
-
+// Failures and farewells travel as notices on a channel of their own.
 #include <array>
 #include <deque>
 #include <exception>
@@ -18,14 +16,14 @@
 
 #include "comm/backend.h"
 #include "comm/long_wait.h"
-#include "comm/mpi/requests.h"
+#include "comm/messages/messenger.h"
 #include "comm/posted_call.h"
 #include "comm/process.h"
 #include "comm/wait_policy.h"
 
 namespace zero::comm {
 
-class MpiBackend;
+class MessageBackend;
 
 /// What a window says to that of another rank.
 struct WindowMessage {
@@ -44,14 +42,14 @@ class WindowEnd {
   virtual void take(int source, const WindowMessage& message) = 0;
 };
 
-class MpiWork final : public MovedWork {
+class MessageWork final : public MovedWork {
  public:
-  explicit MpiWork(MpiBackend& group);
+  explicit MessageWork(MessageBackend& group);
   void start() override { ready_ = true; }
   void chain(std::shared_ptr<WorkState> next) override { next_ = std::move(next); }
 
  private:
-  friend class MpiBackend;
+  friend class MessageBackend;
   enum class Phase : std::uint8_t { kRecords, kData, kForward, kMoved, kDone };
 
   std::string text() const override { return describe(call_.record); }
@@ -63,22 +61,22 @@ class MpiWork final : public MovedWork {
   std::int64_t data_since_ns_ = 0;  ///< every rank had entered the call
   bool ready_ = false;
   std::vector<CallRecord> records_;           ///< [N] received
-  std::vector<MPI_Request> record_receives_;  ///< [N]
-  MpiRequests record_sends_;
-  MpiRequests data_;
+  std::vector<MessageHandle> record_receives_;  ///< [N]
+  MessageRequests record_sends_;
+  MessageRequests data_;
   std::vector<std::byte> scratch_;  ///< slices of the other ranks
   std::shared_ptr<WorkState> next_;
 };
 
-class MpiBackend final : public Backend {
+class MessageBackend final : public Backend {
  public:
-  /// *Collective* over the ranks of `comm`. Throws CommError.
-  MpiBackend(MPI_Comm comm, int rank, int size);
+  /// *Collective* over the ranks of `messenger`. Throws CommError.
+  explicit MessageBackend(std::shared_ptr<Messenger> messenger);
   /// Waits until all ranks leave, so that nobody misses anything; while an exception unwinds the stack it
   /// aborts the group instead.
-  ~MpiBackend() override;
+  ~MessageBackend() override;
 
-  std::string_view name() const override { return "mpi"; }
+  std::string_view name() const override { return messenger_->name(); }
   std::shared_ptr<WorkState> post(const Call& call) override;
   std::shared_ptr<Backend> subgroup(std::span<const int> members) override;
   bool progress(int most) override;
@@ -100,12 +98,10 @@ class MpiBackend final : public Backend {
   std::string flight_recorder() const override;
 
   // What its boards and windows use.
-  /// What a communicator of theirs is for.
-  enum class Channel : std::uint8_t { kPosts, kMessages, kAnswers };
-  /// *Collective* the first time.
-  MPI_Comm channel(Channel which);
-  /// The first of `count` tags that nobody else on `which` uses. Throws CommError. Local.
-  int take_tags(Channel which, std::size_t count);
+  Messenger& messenger() const { return *messenger_; }
+  /// *Collective* the first time, for each channel. The first of `count` tags that nobody else on `channel` uses.
+  /// Throws CommError.
+  int take_tags(Channel channel, std::size_t count);
   /// *Collective.* The number of a new window, whose messages `end` gets until remove_window().
   int add_window(WindowEnd& end);
   void remove_window(int window) { windows_[static_cast<std::size_t>(window)] = nullptr; }
@@ -114,7 +110,7 @@ class MpiBackend final : public Backend {
   const std::shared_ptr<RegionRegistry>& registry() const override { return registry_; }
 
  private:
-  friend class MpiWork;
+  friend class MessageWork;
   static constexpr std::size_t kWindow = 128;  ///< calls under way
   static constexpr std::size_t kRemembered = 16;
   static constexpr std::size_t kNoticeBytes = 4000;
@@ -122,48 +118,53 @@ class MpiBackend final : public Backend {
   struct Peer {
     ProcessId process;
     bool on_this_host = false;
-    std::int64_t left_ns = 0;  ///< when it said that it destroys its group; 0: it has not
+    int world_rank = 0;
+    std::int64_t left_ns = 0;     ///< when it said that it destroys its group; 0: it has not
+    std::int64_t problem_ns = 0;  ///< since when the transport or the watch know of one; 0: they do not
     std::uint64_t heard = 0;   ///< calls it is known to have entered
     std::int64_t stopped_since_ns = 0;
     std::array<CallRecord, kRemembered> recent;
   };
 
-  // mpi_backend.cpp
-  void introduce(MPI_Comm comm);
-  void send_records(MpiWork& work);
+  // backend.cpp
+  void introduce();
+  void send_records(MessageWork& work);
   void progress() { progress(kWindow); }
-  bool step(MpiWork& work);
-  bool receive_records(MpiWork& work);
-  void move_data(MpiWork& work);
-  void move_broadcast(MpiWork& work);
-  bool finish(MpiWork& work);
+  bool step(MessageWork& work);
+  bool receive_records(MessageWork& work);
+  void move_data(MessageWork& work);
+  void move_broadcast(MessageWork& work);
+  bool finish(MessageWork& work);
   std::vector<std::byte> take_scratch(std::size_t nbytes);
   void leave() noexcept;
   void give_up_requests() noexcept;
 
-  // mpi_wait.cpp
+  // wait.cpp
   /// The same for something that depends on call `target` (next_sequence_: on everybody leaving), within the
   /// group's timeout.
   void block_until(const std::function<bool()>& done, std::uint64_t target);
   /// The call whose peers hold up call `target`, and those peers.
   Blocker blocker_of(std::uint64_t target) const;
   std::string problem_of(int peer, std::int64_t now_ns);
+  /// Of a peer on another host.
+  std::string problem_elsewhere(int peer, std::int64_t now_ns);
+  /// Fails as the whole job has.
+  void look_at_watch();
   void receive_notices();
   void receive_messages();
   void send_notice(int tag, const std::string& text) noexcept;
+  void tell_failure() noexcept;
   [[noreturn]] void throw_failure() const;
   [[noreturn]] void fail_group(const std::string& reason);
   std::string position_of(int rank) const;
   std::string recent_calls(int rank) const;
-  MpiWork& work_at(std::uint64_t sequence) const { return *works_[sequence % kWindow]; }
+  MessageWork& work_at(std::uint64_t sequence) const { return *works_[sequence % kWindow]; }
 
-  MPI_Comm data_comm_ = MPI_COMM_NULL;
-  MPI_Comm record_comm_ = MPI_COMM_NULL;
-  MPI_Comm notice_comm_ = MPI_COMM_NULL;
+  const std::shared_ptr<Messenger> messenger_;
   std::shared_ptr<RegionRegistry> registry_;
   std::vector<Peer> peers_;
 
-  std::array<std::shared_ptr<MpiWork>, kWindow> works_;
+  std::array<std::shared_ptr<MessageWork>, kWindow> works_;
   std::uint64_t next_sequence_ = 0;
   std::uint64_t data_sequence_ = 0;  ///< calls that are done here
   bool progressing_ = false;
@@ -171,21 +172,17 @@ class MpiBackend final : public Backend {
   std::vector<const void*> slices_;
   std::vector<std::vector<std::byte>> free_scratch_;
 
-  struct ChannelState {
-    MPI_Comm comm = MPI_COMM_NULL;
-    std::size_t next_tag = 0;
-  };
-  std::array<ChannelState, 3> channels_;
+  std::array<std::int64_t, kChannels> next_tags_{};
   std::vector<WindowEnd*> windows_;  ///< null: gone
   WindowMessage message_;
-  MPI_Request message_receive_ = MPI_REQUEST_NULL;
+  MessageHandle message_receive_ = 0;
 
   std::string failure_;                  ///< empty: none
   std::atomic<bool> has_failed_{false};  ///< what other threads may ask
   std::vector<char> notice_;
-  MPI_Request notice_receive_ = MPI_REQUEST_NULL;
+  MessageHandle notice_receive_ = 0;
   std::deque<std::string> sent_notices_;
-  MpiRequests notice_sends_;
+  MessageRequests notice_sends_;
   WaitPolicy policy_;
   const pid_t pid_;
   const int exceptions_at_start_;

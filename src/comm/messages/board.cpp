@@ -1,4 +1,4 @@
-// Exchange boards over MPI. A post sends every peer its number and the peer's slice. Both have tags of the
+// Exchange boards over messages. A post sends every peer its number and the peer's slice. Both have tags of the
 // parcel's own, and messages of one tag stay in order: so the n-th post meets the n-th.
 #include <fmt/format.h>
 
@@ -7,46 +7,44 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "comm/mpi/backend.h"
-#include "comm/mpi/session.h"
+#include "comm/messages/backend.h"
 #include "comm/transfers.h"
 
 namespace zero::comm {
 namespace {
 
-class MpiPost final : public BoardWork {
+class MessagePost final : public BoardWork {
  public:
-  MpiPost(HostedBoard& board, int of_parcel, int ranks)
+  MessagePost(HostedBoard& board, int of_parcel, int ranks)
       : BoardWork(board, of_parcel),
         numbers(static_cast<std::size_t>(ranks)),
         number_receives(static_cast<std::size_t>(ranks)),
         slice_receives(static_cast<std::size_t>(ranks)) {}
 
   std::vector<std::int64_t> numbers;                 ///< [N] received
-  mutable std::vector<MpiRequests> number_receives;  ///< also tested when somebody asks who is late
-  std::vector<MpiRequests> slice_receives;
-  MpiRequests sends;
+  mutable std::vector<MessageRequests> number_receives;  ///< also tested when somebody asks who is late
+  std::vector<MessageRequests> slice_receives;
+  MessageRequests sends;
   std::vector<std::byte> scratch;  ///< slices of the others, from the one behind this rank
   std::int64_t all_posted_ns = 0;
 };
 
-class MpiBoard final : public HostedBoard {
+class MessageBoard final : public HostedBoard {
  public:
-  MpiBoard(const std::shared_ptr<MpiBackend>& group, std::shared_ptr<const ParcelTable> table, BoardSink sink)
+  MessageBoard(const std::shared_ptr<MessageBackend>& group, std::shared_ptr<const ParcelTable> table, BoardSink sink)
       : HostedBoard(group, std::move(table), std::move(sink)),
         group_(*group),
-        comm_(group->channel(MpiBackend::Channel::kPosts)),
-        first_tag_(group->take_tags(MpiBackend::Channel::kPosts, 2 * this->table().size())) {
+        first_tag_(group->take_tags(Channel::kPosts, 2 * this->table().size())) {
     for (std::size_t p = 0; p < this->table().size(); ++p)
       scratch_nbytes_ = std::max(scratch_nbytes_, stride(static_cast<int>(p)));
     scratch_nbytes_ *= static_cast<std::size_t>(size() - 1);
   }
-  ~MpiBoard() override;
+  ~MessageBoard() override;
 
  protected:
   std::shared_ptr<BoardWork> new_work(int parcel) override {
-    std::erase_if(posts_, [](const std::weak_ptr<MpiPost>& made) { return made.expired(); });
-    auto post = std::make_shared<MpiPost>(*this, parcel, size());
+    std::erase_if(posts_, [](const std::weak_ptr<MessagePost>& made) { return made.expired(); });
+    auto post = std::make_shared<MessagePost>(*this, parcel, size());
     posts_.push_back(post);
     return post;
   }
@@ -54,40 +52,39 @@ class MpiBoard final : public HostedBoard {
   bool arrived(BoardWork& work) override;
   void find_slices(BoardWork& work, std::span<const void*> slices) override;
   bool leave(BoardWork& work) override;
-  bool released(BoardWork& work) override { return static_cast<MpiPost&>(work).sends.test(); }
+  bool released(BoardWork& work) override { return static_cast<MessagePost&>(work).sends.test(); }
   Blocker blocker_of(const BoardWork& work) const override;
 
  private:
   std::size_t stride(int parcel) const { return round_up(table().slice_nbytes(parcel, rank()), 64); }
   int peer_at(int step) const { return (rank() + step) % size(); }
-  bool all_posted(const MpiPost& post) const { return post.all_posted_ns != 0; }
+  bool all_posted(const MessagePost& post) const { return post.all_posted_ns != 0; }
 
-  MpiBackend& group_;
-  const MPI_Comm comm_;
+  MessageBackend& group_;
   const int first_tag_;
   std::size_t scratch_nbytes_ = 0;  ///< of any parcel
   std::vector<std::vector<std::byte>> free_scratch_;
-  std::vector<std::weak_ptr<MpiPost>> posts_;  ///< all that were made
+  std::vector<std::weak_ptr<MessagePost>> posts_;  ///< all that were made
 };
 
-MpiBoard::~MpiBoard() {
+MessageBoard::~MessageBoard() {
   close();
   if (is_forked_child() || !backend().failed()) return;
   const BackendGuard guard(*backend().lock());
   for (const auto& made : posts_) {
-    const std::shared_ptr<MpiPost> post = made.lock();
+    const std::shared_ptr<MessagePost> post = made.lock();
     if (!post) continue;
     bool clean = post->sends.cancel();
-    for (MpiRequests& requests : post->number_receives) clean = requests.cancel() && clean;
-    for (MpiRequests& requests : post->slice_receives) clean = requests.cancel() && clean;
+    for (MessageRequests& requests : post->number_receives) clean = requests.cancel() && clean;
+    for (MessageRequests& requests : post->slice_receives) clean = requests.cancel() && clean;
     if (clean) continue;
-    mark_mpi_unclean();
-    new std::shared_ptr<MpiPost>(post);  // MPI may still read or write it: it must outlive every request
+    group_.messenger().mark_failed(/*clean=*/false);
+    new std::shared_ptr<MessagePost>(post);  // it must outlive every message
   }
 }
 
-void MpiBoard::enter(BoardWork& work) {
-  auto& post = static_cast<MpiPost&>(work);
+void MessageBoard::enter(BoardWork& work) {
+  auto& post = static_cast<MessagePost&>(work);
   post.all_posted_ns = 0;
   if (size() == 1) return;
   if (!free_scratch_.empty()) {
@@ -95,24 +92,27 @@ void MpiBoard::enter(BoardWork& work) {
     free_scratch_.pop_back();
   }
   post.scratch.resize(scratch_nbytes_);
+  Messenger& messenger = group_.messenger();
   const int number_tag = first_tag_ + 2 * work.parcel, slice_tag = number_tag + 1;
   for (int step = 1; step < size(); ++step) {
     const int peer = peer_at(step);
     const auto p = static_cast<std::size_t>(peer);
-    post.number_receives[p].receive(&post.numbers[p], sizeof(std::int64_t), peer, number_tag, comm_);
-    post.slice_receives[p].receive(post.scratch.data() + static_cast<std::size_t>(step - 1) * stride(work.parcel),
-                                   table().slice_nbytes(work.parcel, rank()), peer, slice_tag, comm_);
+    post.number_receives[p].receive(messenger, Channel::kPosts, peer, number_tag, &post.numbers[p],
+                                    sizeof(std::int64_t));
+    post.slice_receives[p].receive(messenger, Channel::kPosts, peer, slice_tag,
+                                   post.scratch.data() + static_cast<std::size_t>(step - 1) * stride(work.parcel),
+                                   table().slice_nbytes(work.parcel, rank()));
   }
   for (int step = 1; step < size(); ++step) {
     const int peer = peer_at(size() - step);
-    post.sends.send(&work.number, sizeof(std::int64_t), peer, number_tag, comm_);
-    post.sends.send(work.in + table().slice_offset(work.parcel, peer), table().slice_nbytes(work.parcel, peer), peer,
-                    slice_tag, comm_);
+    post.sends.send(messenger, Channel::kPosts, peer, number_tag, &work.number, sizeof(std::int64_t));
+    post.sends.send(messenger, Channel::kPosts, peer, slice_tag, work.in + table().slice_offset(work.parcel, peer),
+                    table().slice_nbytes(work.parcel, peer));
   }
 }
 
-bool MpiBoard::arrived(BoardWork& work) {
-  auto& post = static_cast<MpiPost&>(work);
+bool MessageBoard::arrived(BoardWork& work) {
+  auto& post = static_cast<MessagePost&>(work);
   for (; !all_posted(post) && work.peers_seen < size() - 1; ++work.peers_seen) {
     const auto peer = static_cast<std::size_t>(peer_at(work.peers_seen + 1));
     if (!post.number_receives[peer].test()) return false;
@@ -131,8 +131,8 @@ bool MpiBoard::arrived(BoardWork& work) {
   return true;
 }
 
-void MpiBoard::find_slices(BoardWork& work, std::span<const void*> slices) {
-  auto& post = static_cast<MpiPost&>(work);
+void MessageBoard::find_slices(BoardWork& work, std::span<const void*> slices) {
+  auto& post = static_cast<MessagePost&>(work);
   slices[static_cast<std::size_t>(rank())] = work.in + table().slice_offset(work.parcel, rank());
   for (int step = 1; step < size(); ++step) {
     slices[static_cast<std::size_t>(peer_at(step))] =
@@ -140,14 +140,14 @@ void MpiBoard::find_slices(BoardWork& work, std::span<const void*> slices) {
   }
 }
 
-bool MpiBoard::leave(BoardWork& work) {
-  auto& post = static_cast<MpiPost&>(work);
+bool MessageBoard::leave(BoardWork& work) {
+  auto& post = static_cast<MessagePost&>(work);
   if (size() > 1) free_scratch_.push_back(std::exchange(post.scratch, {}));
   return !backend().failed();
 }
 
-Blocker MpiBoard::blocker_of(const BoardWork& work) const {
-  const auto& post = static_cast<const MpiPost&>(work);
+Blocker MessageBoard::blocker_of(const BoardWork& work) const {
+  const auto& post = static_cast<const MessagePost&>(work);
   Blocker blocker;
   blocker.lack = work.consumed      ? "has not received this rank's part of it"
                  : all_posted(post) ? "has not sent its part of it"
@@ -162,8 +162,8 @@ Blocker MpiBoard::blocker_of(const BoardWork& work) const {
 
 }  // namespace
 
-std::shared_ptr<ExchangeBoard> MpiBackend::make_board(std::shared_ptr<const ParcelTable> parcels, BoardSink sink) {
-  auto board = std::make_shared<MpiBoard>(std::static_pointer_cast<MpiBackend>(shared_from_this()), std::move(parcels),
+std::shared_ptr<ExchangeBoard> MessageBackend::make_board(std::shared_ptr<const ParcelTable> parcels, BoardSink sink) {
+  auto board = std::make_shared<MessageBoard>(std::static_pointer_cast<MessageBackend>(shared_from_this()), std::move(parcels),
                                           std::move(sink));
   add_transfers(*board);
   return board;

@@ -1,4 +1,4 @@
-// Waiting and failing over MPI.
+// Waiting and failing over messages.
 #include <fmt/format.h>
 #include <sched.h>
 
@@ -8,8 +8,7 @@
 
 #include "base/clock.h"
 #include "comm/interrupt.h"
-#include "comm/mpi/backend.h"
-#include "comm/mpi/session.h"
+#include "comm/messages/backend.h"
 #include "zero/errors.h"
 
 namespace zero::comm {
@@ -23,7 +22,7 @@ constexpr std::chrono::microseconds kShortNap{20};
 
 }  // namespace
 
-bool MpiBackend::block_until(const std::function<bool()>& done, const std::function<Blocker()>& blocker,
+bool MessageBackend::block_until(const std::function<bool()>& done, const std::function<Blocker()>& blocker,
                              const Patience& patience) {
   const std::int64_t begin_ns = base::monotonic_ns();
   while (true) {
@@ -48,11 +47,11 @@ bool MpiBackend::block_until(const std::function<bool()>& done, const std::funct
   }
 }
 
-void MpiBackend::block_until(const std::function<bool()>& done, std::uint64_t target) {
+void MessageBackend::block_until(const std::function<bool()>& done, std::uint64_t target) {
   block_until(done, [this, target] { return blocker_of(target); }, {default_timeout()});
 }
 
-Blocker MpiBackend::blocker_of(std::uint64_t target) const {
+Blocker MessageBackend::blocker_of(std::uint64_t target) const {
   const std::uint64_t sequence = std::min(target, data_sequence_);
   const bool leaving = sequence >= next_sequence_;
   Blocker blocker;
@@ -69,7 +68,7 @@ Blocker MpiBackend::blocker_of(std::uint64_t target) const {
   return blocker;
 }
 
-void MpiBackend::check_peers(const std::function<Blocker()>& blocker_now, std::int64_t since_ns,
+void MessageBackend::check_peers(const std::function<Blocker()>& blocker_now, std::int64_t since_ns,
                              std::chrono::milliseconds timeout) {
   const std::int64_t now_ns = base::monotonic_ns();
   const bool late = now_ns - since_ns >= timeout.count() * base::kNanosPerMilli;
@@ -98,11 +97,11 @@ void MpiBackend::check_peers(const std::function<Blocker()>& blocker_now, std::i
   if (late) fail_group(LongWait::timeout(rank(), blocker, now_ns - since_ns, missing()));
 }
 
-std::string MpiBackend::problem_of(int peer, std::int64_t now_ns) {
+std::string MessageBackend::problem_of(int peer, std::int64_t now_ns) {
   Peer& state = peers_[static_cast<std::size_t>(peer)];
   // Its last messages and its farewell come by different ways: give them time.
   if (state.left_ns != 0 && now_ns - state.left_ns > kFarewellGraceNs) return "left the group (it was destroyed there)";
-  if (!state.on_this_host) return {};  // mpirun ends all ranks when one on another host dies
+  if (!state.on_this_host) return problem_elsewhere(peer, now_ns);
   switch (process_state(state.process)) {
     case ProcessState::kGone:
       return "ended without leaving the group (exited or died; see its own output; killed for lack of "
@@ -120,21 +119,31 @@ std::string MpiBackend::problem_of(int peer, std::int64_t now_ns) {
                      to_seconds(stopped_ns));
 }
 
-void MpiBackend::receive_notices() {
+std::string MessageBackend::problem_elsewhere(int peer, std::int64_t now_ns) {
+  Peer& state = peers_[static_cast<std::size_t>(peer)];
+  std::string problem = messenger_->problem_of(peer);
+  if (problem.empty() && messenger_->watch()) problem = messenger_->watch()->problem_of(state.world_rank);
+  if (problem.empty()) return {};
+  if (state.problem_ns == 0) state.problem_ns = now_ns;
+  // As for farewells; and what a rank says of its own failure is better than that it is gone.
+  return now_ns - state.problem_ns > kFarewellGraceNs ? problem : std::string();
+}
+
+void MessageBackend::look_at_watch() {
+  if (!failure_.empty() || !messenger_->watch() || !messenger_->watch()->failed()) return;
+  failure_ = messenger_->watch()->failure();
+  has_failed_ = true;
+}
+
+void MessageBackend::receive_notices() {
   while (true) {
-    int arrived = 0;
-    MPI_Status status;
-    check_mpi(MPI_Test(&notice_receive_, &arrived, &status), "MPI_Test");
-    if (!arrived) return;
-    int nbytes = 0;
-    MPI_Get_count(&status, MPI_BYTE, &nbytes);
-    const std::string text(notice_.data(), static_cast<std::size_t>(nbytes));
-    if (status.MPI_TAG == kFarewellTag)
-      peers_[static_cast<std::size_t>(status.MPI_SOURCE)].left_ns = base::monotonic_ns();
-    check_mpi(
-        MPI_Irecv(notice_.data(), kNoticeBytes, MPI_BYTE, MPI_ANY_SOURCE, MPI_ANY_TAG, notice_comm_, &notice_receive_),
-        "MPI_Irecv");
-    if (status.MPI_TAG == kFailureTag) {
+    Arrival arrival;
+    if (!messenger_->test(notice_receive_, arrival)) return;
+    const std::string text(notice_.data(), arrival.nbytes);
+    if (arrival.tag == kFarewellTag)
+      peers_[static_cast<std::size_t>(arrival.source)].left_ns = base::monotonic_ns();
+    notice_receive_ = messenger_->receive_any(Channel::kNotices, notice_.data(), kNoticeBytes);
+    if (arrival.tag == kFailureTag) {
       failure_ = text;
       has_failed_ = true;
       return;
@@ -142,14 +151,14 @@ void MpiBackend::receive_notices() {
   }
 }
 
-void MpiBackend::send_notice(int tag, const std::string& text) noexcept {
+void MessageBackend::send_notice(int tag, const std::string& text) noexcept {
   try {
     const std::string& kept = sent_notices_.emplace_back(text.substr(0, kNoticeBytes));
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank()) continue;
-      // One byte at least: MpiRequests sends nothing for nothing.
-      notice_sends_.send(kept.empty() ? " " : kept.data(), std::max<std::size_t>(kept.size(), 1), peer, tag,
-                         notice_comm_);
+      // One byte at least: MessageRequests sends nothing for nothing.
+      notice_sends_.send(*messenger_, Channel::kNotices, peer, tag, kept.empty() ? " " : kept.data(),
+                         std::max<std::size_t>(kept.size(), 1));
     }
     // Let it go out before this rank does something else, such as ending.
     const std::int64_t deadline_ns = base::monotonic_ns() + base::kNanosPerSecond;
@@ -159,7 +168,13 @@ void MpiBackend::send_notice(int tag, const std::string& text) noexcept {
   }
 }
 
-void MpiBackend::abort(std::string_view reason) noexcept {
+void MessageBackend::tell_failure() noexcept {
+  send_notice(kFailureTag, failure_);
+  // Ranks that compute meanwhile see it before their next call.
+  if (messenger_->watch() && size() == messenger_->world_size()) messenger_->watch()->report(failure_);
+}
+
+void MessageBackend::abort(std::string_view reason) noexcept {
   if (!failure_.empty()) return;
   try {
     failure_ = fmt::format("rank {} (pid {}) aborted the group: {}. {}{}", rank(), pid_, reason, position_of(rank()),
@@ -168,28 +183,28 @@ void MpiBackend::abort(std::string_view reason) noexcept {
     failure_ = "aborted";
   }
   has_failed_ = true;
-  send_notice(kFailureTag, failure_);
+  tell_failure();
 }
 
-void MpiBackend::throw_if_failed() const {
+void MessageBackend::throw_if_failed() const {
   if (!failure_.empty()) throw_failure();
 }
 
-void MpiBackend::throw_failure() const {
+void MessageBackend::throw_failure() const {
   throw CommError(fmt::format("{}\n  This is rank {} of {}. {}{}", failure_, rank(), size(), position_of(rank()),
                               last_transfers_text()));
 }
 
-void MpiBackend::fail_group(const std::string& reason) {
+void MessageBackend::fail_group(const std::string& reason) {
   if (failure_.empty()) {
     failure_ = reason;
     has_failed_ = true;
-    send_notice(kFailureTag, reason);
+    tell_failure();
   }
   throw_failure();
 }
 
-std::string MpiBackend::position_of(int peer) const {
+std::string MessageBackend::position_of(int peer) const {
   const Peer& state = peers_[static_cast<std::size_t>(peer)];
   const std::string_view who = peer == rank() ? "This rank" : "It";
   if (state.heard == 0) return fmt::format("{} has entered no collective.", who);
@@ -197,7 +212,7 @@ std::string MpiBackend::position_of(int peer) const {
                      peer == rank() ? "" : ", as far as this rank has heard");
 }
 
-std::string MpiBackend::recent_calls(int peer) const {
+std::string MessageBackend::recent_calls(int peer) const {
   constexpr std::uint64_t kShown = 8;
   const Peer& state = peers_[static_cast<std::size_t>(peer)];
   std::string text;
@@ -207,7 +222,7 @@ std::string MpiBackend::recent_calls(int peer) const {
   return text.empty() ? std::string("    none\n") : text;
 }
 
-std::string MpiBackend::flight_recorder() const {
+std::string MessageBackend::flight_recorder() const {
   std::string text;
   for (int r = 0; r < size(); ++r) text += fmt::format("rank {}:\n{}", r, recent_calls(r));
   return text + transfers_text();

@@ -1,0 +1,672 @@
+#include "comm/messages/host_watch.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "comm/backend.h"
+#include "comm/memory.h"
+#include "comm/messages/messenger.h"
+#include "comm/process.h"
+#include "comm/wait_policy.h"
+#include "zero/errors.h"
+
+namespace zero::comm {
+namespace {
+
+constexpr std::int64_t kBeatNs = base::kNanosPerSecond / 4;
+/// A link that was away for 5 s carries TCP's next attempt after 6.2 s: they are 0.2, 0.4, 0.8, ... s apart.
+constexpr double kLostHostS = 7;
+/// What ranks that compute may go on for after a host is lost: their launcher may be unable to end them.
+constexpr std::int64_t kGraceNs = base::kNanosPerSecond;
+constexpr std::int64_t kConnectNs = 5 * base::kNanosPerSecond;
+constexpr std::int64_t kLingerNs = base::kNanosPerSecond / 2;
+constexpr std::size_t kLongestText = 4000;
+constexpr int kAddresses = 8;
+
+/// What a rank says of itself before anything else.
+struct Card {
+  char host[64];      ///< name
+  char machine[128];   ///< identity of the host
+  char identity[144];  ///< and, where a machine counts as several hosts, of which
+  std::int64_t pid;
+  std::uint64_t start_time;
+  std::uint16_t port;  ///< where it listens
+  std::array<std::uint8_t, 16> token;
+  char addresses[kAddresses][INET6_ADDRSTRLEN];  ///< that other hosts may reach it at
+};
+
+enum class Type : std::uint8_t {
+  kHello,     ///< `rank`; the text is the token
+  kBeat,      ///< nothing
+  kFarewell,  ///< of `rank`
+  kEnded,     ///< `rank`'s process, without one
+  kReport,    ///< to rank 0: the job has failed, with this text
+  kFailure,   ///< from rank 0
+};
+
+struct Frame {
+  Type type = Type::kBeat;
+  std::uint8_t lost_host = 0;  ///< kReport, kFailure
+  std::uint16_t nbytes = 0;    ///< of the text that follows
+  std::int32_t rank = 0;
+};
+static_assert(sizeof(Frame) == 8);
+
+double limit_from_environment() {
+  const char* text = std::getenv("ZERO_LOST_HOST_S");
+  if (!text || *text == '\0') return kLostHostS;
+  char* end = nullptr;
+  const double seconds = std::strtod(text, &end);
+  if (*end != '\0' || !(seconds >= 0) || seconds > 1e9) {
+    throw ConfigError(
+        fmt::format("environment variable ZERO_LOST_HOST_S: got \"{}\", wanted seconds after which a silent host counts as "
+                    "lost, or 0 for never.",
+                    text));
+  }
+  return seconds;
+}
+
+void fill_addresses(Card& card) {
+  ifaddrs* all = nullptr;
+  if (::getifaddrs(&all) != 0) return;
+  int found = 0;
+  for (const ifaddrs* one = all; one && found < kAddresses; one = one->ifa_next) {
+    if (!one->ifa_addr || !(one->ifa_flags & IFF_UP) || (one->ifa_flags & IFF_LOOPBACK)) continue;
+    if (one->ifa_addr->sa_family != AF_INET) continue;
+    const auto* address = reinterpret_cast<const sockaddr_in*>(one->ifa_addr);
+    ::inet_ntop(AF_INET, &address->sin_addr, card.addresses[found++], INET6_ADDRSTRLEN);
+  }
+  ::freeifaddrs(all);
+}
+
+FileDescriptor listen_anywhere(std::uint16_t& port) {
+  FileDescriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_ANY);
+  socklen_t length = sizeof(address);
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  if (!socket || ::bind(socket.get(), generic, length) != 0 || ::listen(socket.get(), SOMAXCONN) != 0 ||
+      ::getsockname(socket.get(), generic, &length) != 0) {
+    throw CommError(fmt::format("no socket for heartbeats between hosts: {}", std::strerror(errno)));
+  }
+  port = ntohs(address.sin_port);
+  return socket;
+}
+
+/// Empty: not in time.
+FileDescriptor connect_to(const char* host, std::uint16_t port, std::int64_t limit_ns) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  if (::inet_pton(AF_INET, host, &address.sin_addr) != 1) return {};
+  FileDescriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket) return {};
+  if (::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+    pollfd waiting{socket.get(), POLLOUT, 0};
+    if (errno != EINPROGRESS || ::poll(&waiting, 1, static_cast<int>(limit_ns / base::kNanosPerMilli)) != 1) return {};
+    int error = 0;
+    socklen_t length = sizeof(error);
+    if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0 || error != 0) return {};
+  }
+  return socket;
+}
+
+/// A connection to the process of another rank.
+class Line {
+ public:
+  Line() = default;
+  explicit Line(FileDescriptor socket) : socket_(std::move(socket)), heard_ns_(base::monotonic_ns()) {
+    const int on = 1;
+    ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    // From Linux 6.15: attempts are a second apart at most, and a link that is mended is noticed so soon.
+    constexpr int kTcpRtoMaxMs = 44, kSecondMs = 1000;
+    ::setsockopt(socket_.get(), IPPROTO_TCP, kTcpRtoMaxMs, &kSecondMs, sizeof(kSecondMs));
+  }
+
+  int fd() const { return socket_ ? socket_.get() : -1; }
+  std::int64_t silent_ns(std::int64_t now_ns) const { return now_ns - heard_ns_; }
+  void forgive(std::int64_t now_ns) { heard_ns_ = now_ns; }
+  void close() { socket_ = FileDescriptor(); }
+
+  /// How long its kernel has acknowledged nothing of what was sent. Beats are sent all the time.
+  std::int64_t unacknowledged_ns() const {
+    tcp_info info{};
+    socklen_t length = sizeof(info);
+    if (::getsockopt(socket_.get(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0 || info.tcpi_unacked == 0) return 0;
+    return static_cast<std::int64_t>(info.tcpi_last_ack_recv) * base::kNanosPerMilli;
+  }
+
+  void send(Type type, int rank, const std::string& text = {}, bool lost_host = false) {
+    if (!socket_) return;
+    Frame frame;
+    frame.type = type;
+    frame.rank = rank;
+    frame.lost_host = lost_host ? 1 : 0;
+    frame.nbytes = static_cast<std::uint16_t>(std::min(text.size(), kLongestText));
+    out_.append(reinterpret_cast<const char*>(&frame), sizeof(frame));
+    out_.append(text, 0, frame.nbytes);
+    flush();
+  }
+  void flush() {
+    while (!out_.empty()) {
+      const ssize_t sent = ::send(socket_.get(), out_.data(), out_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (sent <= 0) break;
+      out_.erase(0, static_cast<std::size_t>(sent));
+    }
+    // Beats that nobody takes are as good as one.
+    if (out_.size() > 64 * kLongestText) out_.clear();
+  }
+  /// Calls `take` with each frame that has come. False: the other end is closed.
+  template <class Take>
+  bool receive(const Take& take) {
+    char buffer[4096];
+    while (true) {
+      const ssize_t got = ::recv(socket_.get(), buffer, sizeof(buffer), MSG_DONTWAIT);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+      if (got <= 0) return false;
+      heard_ns_ = base::monotonic_ns();
+      in_.append(buffer, static_cast<std::size_t>(got));
+    }
+    std::size_t done = 0;
+    while (in_.size() - done >= sizeof(Frame)) {
+      Frame frame;
+      std::memcpy(&frame, in_.data() + done, sizeof(frame));
+      if (frame.nbytes > kLongestText || frame.type > Type::kFailure) return false;  // not one of ours
+      if (in_.size() - done < sizeof(frame) + frame.nbytes) break;
+      const std::string text = in_.substr(done + sizeof(frame), frame.nbytes);
+      done += sizeof(frame) + frame.nbytes;
+      take(frame, text);
+    }
+    in_.erase(0, done);
+    return true;
+  }
+
+ private:
+  FileDescriptor socket_;
+  std::string in_, out_;
+  std::int64_t heard_ns_ = 0;
+};
+
+class TcpHostWatch;
+
+/// A forked child must not hold the connections open when its parent dies.
+std::mutex g_watches_mutex;
+std::vector<TcpHostWatch*> g_watches;
+
+class TcpHostWatch final : public HostWatch {
+ public:
+  TcpHostWatch(int rank, std::vector<Card> cards, FileDescriptor listener, double limit_s);
+  ~TcpHostWatch() override;
+
+  std::string failure() override;
+  bool lost_a_host() const override { return lost_host_.load(); }
+  std::string problem_of(int world_rank) const override;
+  void report(const std::string& failure) noexcept override;
+  /// In a forked child.
+  void close_in_child();
+  /// At the end of the process, where no group is left to do it.
+  void say_farewell() noexcept;
+
+ private:
+  enum class Life : std::uint8_t { kThere, kLeft, kEnded };
+  const Card& card(int rank) const { return cards_[static_cast<std::size_t>(rank)]; }
+  bool is_root() const { return rank_ == 0; }
+  bool on_my_host(int rank) const { return std::strcmp(card(rank).identity, card(rank_).identity) == 0; }
+  int leader_of(int rank) const;
+  std::string ranks_of_host(int rank) const;
+  std::string who(int rank) const { return fmt::format("rank {} (pid {} on {})", rank, card(rank).pid, card(rank).host); }
+  bool connect_to_parent();
+  void run();
+  void accept_lines();
+  void linger();
+  void take(int from, const Frame& frame, const std::string& text);
+  void on_closed(int peer);
+  void judge(std::int64_t now_ns);
+  void judge_line(int peer, Line& line, std::int64_t now_ns);
+  void spread_life(int from, int rank, Life life);
+  void fail(const std::string& text, bool lost_host);
+  void end_process_if_due(std::int64_t now_ns);
+  void end_mpirun_later() const;
+  Line* line_to(int peer);
+  template <class Use>
+  void for_each_line(const Use& use) {
+    if (parent_ >= 0 && parent_line_.fd() >= 0) use(parent_, parent_line_);
+    for (auto& [peer, line] : children_)
+      if (line.fd() >= 0) use(peer, line);
+  }
+
+  const int rank_;
+  const std::vector<Card> cards_;
+  const std::int64_t limit_ns_;
+  const std::int64_t stopped_limit_ns_;
+  const pid_t pid_ = ::getpid();
+  int parent_ = -1;
+  // What follows is the thread's own, unless mutex_ says otherwise.
+  FileDescriptor listener_;
+  Line parent_line_;
+  std::map<int, Line> children_;
+  std::vector<Line> strangers_;  ///< that have not said who they are
+  std::map<int, std::int64_t> stopped_since_ns_;
+  std::int64_t failed_ns_ = 0;
+
+  FileDescriptor wake_;
+  std::mutex mutex_;                    ///< guards the next
+  std::string failure_;                 ///< empty: none
+  std::vector<std::string> to_report_;  ///< by other threads
+  std::atomic<bool> lost_host_{false}, known_{false}, ending_{false};
+  std::vector<std::atomic<Life>> lives_;
+  std::thread thread_;
+};
+
+TcpHostWatch::TcpHostWatch(int rank, std::vector<Card> cards, FileDescriptor listener, double limit_s)
+    : rank_(rank),
+      cards_(std::move(cards)),
+      limit_ns_(static_cast<std::int64_t>(limit_s * 1e9)),
+      stopped_limit_ns_(WaitPolicy::for_local_ranks({}).stopped_limit_ns),
+      listener_(std::move(listener)),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      lives_(cards_.size()) {
+  for (auto& life : lives_) life = Life::kThere;
+  if (!is_root()) parent_ = leader_of(rank_) == rank_ ? 0 : leader_of(rank_);
+  if (leader_of(rank_) != rank_) listener_ = FileDescriptor();  // nobody's parent
+  if (!is_root() && !connect_to_parent()) {
+    base::log_warning(
+        "no connection for heartbeats to {}, port {}: that a host is lost is noticed late (a firewall? "
+        "ZERO_LOST_HOST_S=0 goes without)",
+        who(parent_), card(parent_).port);
+    parent_ = -1;
+  }
+  {
+    const std::lock_guard lock(g_watches_mutex);
+    static const bool once = [] {
+      ::pthread_atfork([] { g_watches_mutex.lock(); }, [] { g_watches_mutex.unlock(); },
+                       [] {
+                         for (TcpHostWatch* watch : g_watches) watch->close_in_child();
+                         g_watches.clear();
+                         g_watches_mutex.unlock();
+                       });
+      std::atexit([] {
+        const std::lock_guard guard(g_watches_mutex);
+        for (TcpHostWatch* watch : g_watches) watch->say_farewell();
+      });
+      return true;
+    }();
+    static_cast<void>(once);
+    g_watches.push_back(this);
+  }
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // the process's signals are for its other threads
+  thread_ = std::thread([this] { run(); });
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+TcpHostWatch::~TcpHostWatch() {
+  if (::getpid() != pid_) {
+    thread_.detach();
+    return;
+  }
+  {
+    const std::lock_guard lock(g_watches_mutex);
+    std::erase(g_watches, this);
+  }
+  say_farewell();
+}
+
+void TcpHostWatch::say_farewell() noexcept {
+  if (ending_.exchange(true)) return;
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t wrote = ::write(wake_.get(), &one, sizeof(one));
+  if (thread_.joinable()) thread_.join();
+}
+
+void TcpHostWatch::close_in_child() {
+  listener_ = FileDescriptor();
+  parent_line_.close();
+  children_.clear();
+  strangers_.clear();
+}
+
+int TcpHostWatch::leader_of(int rank) const {
+  for (int other = 0; other < rank; ++other)
+    if (std::strcmp(card(other).identity, card(rank).identity) == 0) return other;
+  return rank;
+}
+
+std::string TcpHostWatch::ranks_of_host(int rank) const {
+  std::vector<int> ranks;
+  for (int other = 0; other < static_cast<int>(cards_.size()); ++other)
+    if (std::strcmp(card(other).identity, card(rank).identity) == 0) ranks.push_back(other);
+  return fmt::format("host {} (rank{} {})", card(rank).host, ranks.size() > 1 ? "s" : "", fmt::join(ranks, ", "));
+}
+
+bool TcpHostWatch::connect_to_parent() {
+  const Card& to = card(parent_);
+  FileDescriptor socket;
+  if (std::strcmp(to.machine, card(rank_).machine) == 0) {
+    socket = connect_to("127.0.0.1", to.port, kConnectNs);
+  } else {
+    for (int i = 0; !socket && i < kAddresses && to.addresses[i][0] != '\0'; ++i)
+      socket = connect_to(to.addresses[i], to.port, kConnectNs);
+  }
+  if (!socket) return false;
+  parent_line_ = Line(std::move(socket));
+  parent_line_.send(Type::kHello, rank_, std::string(to.token.begin(), to.token.end()));
+  return true;
+}
+
+std::string TcpHostWatch::failure() {
+  known_ = true;
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+std::string TcpHostWatch::problem_of(int world_rank) const {
+  switch (lives_[static_cast<std::size_t>(world_rank)].load()) {
+    case Life::kThere:
+      return {};
+    case Life::kLeft:
+      return "has ended its process";
+    case Life::kEnded:
+      return "ended without leaving the job (exited or died; see its own output; killed for lack of memory? see dmesg)";
+  }
+  return {};
+}
+
+void TcpHostWatch::report(const std::string& failure) noexcept {
+  try {
+    known_ = true;  // by the caller
+    const std::lock_guard lock(mutex_);
+    if (failed() || ::getpid() != pid_) return;
+    to_report_.push_back(failure);
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const ssize_t wrote = ::write(wake_.get(), &one, sizeof(one));
+  } catch (...) {
+    // The others will notice by themselves.
+  }
+}
+
+Line* TcpHostWatch::line_to(int peer) {
+  if (peer == parent_) return parent_line_.fd() >= 0 ? &parent_line_ : nullptr;
+  const auto found = children_.find(peer);
+  return found != children_.end() && found->second.fd() >= 0 ? &found->second : nullptr;
+}
+
+void TcpHostWatch::run() {
+  std::int64_t last_beat_ns = 0, last_look_ns = base::monotonic_ns();
+  while (!ending_) {
+    std::vector<pollfd> polled{{wake_.get(), POLLIN, 0}};
+    if (listener_) polled.push_back({listener_.get(), POLLIN, 0});
+    for_each_line([&](int, Line& line) { polled.push_back({line.fd(), POLLIN, 0}); });
+    for (const Line& line : strangers_) polled.push_back({line.fd(), POLLIN, 0});
+    ::poll(polled.data(), polled.size(), 100);
+    std::uint64_t woken = 0;
+    [[maybe_unused]] const ssize_t got = ::read(wake_.get(), &woken, sizeof(woken));
+    accept_lines();
+    std::vector<int> closed;
+    for_each_line([&](int peer, Line& line) {
+      if (!line.receive([&](const Frame& frame, const std::string& text) { take(peer, frame, text); }))
+        closed.push_back(peer);
+    });
+    for (const int peer : closed) on_closed(peer);
+    std::vector<std::string> reports;
+    {
+      const std::lock_guard lock(mutex_);
+      reports.swap(to_report_);
+    }
+    for (const std::string& text : reports) fail(text, /*lost_host=*/false);
+    const std::int64_t now_ns = base::monotonic_ns();
+    // This process was stopped itself: what the others did meanwhile is in its sockets.
+    if (now_ns - last_look_ns > 2 * base::kNanosPerSecond)
+      for_each_line([&](int, Line& line) { line.forgive(now_ns); });
+    last_look_ns = now_ns;
+    if (now_ns - last_beat_ns >= kBeatNs) {
+      last_beat_ns = now_ns;
+      for_each_line([&](int, Line& line) { line.send(Type::kBeat, rank_); });
+    }
+    if (!failed()) judge(now_ns);
+    end_process_if_due(now_ns);
+  }
+  std::vector<std::string> reports;
+  {
+    const std::lock_guard lock(mutex_);
+    reports.swap(to_report_);
+  }
+  for (const std::string& text : reports) fail(text, /*lost_host=*/false);
+  if (!failed() || !lost_host_) {
+    for_each_line([&](int, Line& line) { line.send(Type::kFarewell, rank_); });
+    linger();
+  }
+}
+
+/// Until the others have closed their ends: closing a socket with unread data resets it, and the farewell could be lost.
+void TcpHostWatch::linger() {
+  for_each_line([](int, Line& line) { ::shutdown(line.fd(), SHUT_WR); });
+  const std::int64_t deadline_ns = base::monotonic_ns() + kLingerNs;
+  while (base::monotonic_ns() < deadline_ns) {
+    std::vector<pollfd> polled;
+    for_each_line([&](int, Line& line) {
+      if (!line.receive([](const Frame&, const std::string&) {})) {
+        line.close();
+      } else {
+        polled.push_back({line.fd(), POLLIN, 0});
+      }
+    });
+    if (polled.empty()) return;
+    ::poll(polled.data(), polled.size(), 10);
+  }
+}
+
+void TcpHostWatch::accept_lines() {
+  while (listener_) {
+    FileDescriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket) break;
+    strangers_.emplace_back(std::move(socket));
+  }
+  for (std::size_t i = 0; i < strangers_.size();) {
+    int rank = -1;
+    std::vector<std::pair<Frame, std::string>> more;
+    const bool open = strangers_[i].receive([&](const Frame& frame, const std::string& text) {
+      const auto& token = card(rank_).token;
+      const bool is_ours = frame.type == Type::kHello && text == std::string(token.begin(), token.end());
+      if (rank >= 0) {
+        more.emplace_back(frame, text);
+      } else if (is_ours && frame.rank > 0 && frame.rank < static_cast<int>(cards_.size())) {
+        rank = frame.rank;
+      }
+    });
+    const bool too_late = strangers_[i].silent_ns(base::monotonic_ns()) > kConnectNs;
+    if (rank >= 0) children_[rank] = std::move(strangers_[i]);
+    if (rank >= 0 || !open || too_late) {
+      strangers_.erase(strangers_.begin() + static_cast<std::ptrdiff_t>(i));
+    } else {
+      ++i;
+    }
+    for (const auto& [frame, text] : more) take(rank, frame, text);
+  }
+}
+
+void TcpHostWatch::take(int from, const Frame& frame, const std::string& text) {
+  const bool has_rank = frame.rank >= 0 && frame.rank < static_cast<int>(cards_.size());
+  switch (frame.type) {
+    case Type::kHello:
+    case Type::kBeat:
+      return;
+    case Type::kFarewell:
+    case Type::kEnded:
+      if (has_rank) spread_life(from, frame.rank, frame.type == Type::kFarewell ? Life::kLeft : Life::kEnded);
+      return;
+    case Type::kReport:
+      return fail(text, frame.lost_host != 0);
+    case Type::kFailure: {
+      const bool lost_host = frame.lost_host != 0;
+      {
+        const std::lock_guard lock(mutex_);
+        if (failure_.empty()) failure_ = text;
+      }
+      if (lost_host && !lost_host_.exchange(true)) end_mpirun_later();
+      if (!failed()) failed_ns_ = base::monotonic_ns();
+      failed_.store(true, std::memory_order_release);
+      for (auto& [peer, line] : children_) line.send(Type::kFailure, 0, text, lost_host);
+      return;
+    }
+  }
+}
+
+void TcpHostWatch::spread_life(int from, int rank, Life life) {
+  std::atomic<Life>& known = lives_[static_cast<std::size_t>(rank)];
+  if (known.load() != Life::kThere) return;
+  known = life;
+  const Type type = life == Life::kLeft ? Type::kFarewell : Type::kEnded;
+  for_each_line([&](int peer, Line& line) {
+    if (peer != from && peer != rank) line.send(type, rank);
+  });
+}
+
+void TcpHostWatch::on_closed(int peer) {
+  if (Line* const line = line_to(peer)) line->close();
+  const bool left = lives_[static_cast<std::size_t>(peer)].load() != Life::kThere;
+  if (left || failed()) return;
+  spread_life(peer, peer, Life::kEnded);
+  fail(fmt::format("{} {}", who(peer), problem_of(peer)), /*lost_host=*/false);
+}
+
+void TcpHostWatch::judge(std::int64_t now_ns) {
+  std::vector<std::pair<int, Line*>> lines;
+  for_each_line([&](int peer, Line& line) { lines.emplace_back(peer, &line); });
+  for (const auto& [peer, line] : lines) judge_line(peer, *line, now_ns);
+}
+
+void TcpHostWatch::judge_line(int peer, Line& line, std::int64_t now_ns) {
+  const std::int64_t silent_ns = line.silent_ns(now_ns);
+  if (lives_[static_cast<std::size_t>(peer)].load() != Life::kThere || silent_ns < 2 * kBeatNs) {
+    stopped_since_ns_.erase(peer);
+    return;
+  }
+  if (on_my_host(peer)) {
+    // One that a debugger looks at is not stopped.
+    const ProcessId process{static_cast<pid_t>(card(peer).pid), card(peer).start_time};
+    if (process_state(process) != ProcessState::kStopped) return;
+    if (silent_ns >= stopped_limit_ns_) {
+      fail(fmt::format("{} is stopped (SIGSTOP or terminal) for {:.1f} s (ZERO_STOPPED_LIMIT_S allows more)", who(peer),
+                       to_seconds(silent_ns)),
+           /*lost_host=*/true);
+    }
+    return;
+  }
+  if (silent_ns < limit_ns_) return;
+  // Its kernel answers at once, or after a time-out of TCP.
+  if (line.unacknowledged_ns() > limit_ns_ * 2 / 3) {
+    return fail(fmt::format("{} has not answered {} for {:.1f} s: it is cut off, without power or stopped as a whole "
+                            "(ZERO_LOST_HOST_S allows more)",
+                            ranks_of_host(peer), card(rank_).host, to_seconds(silent_ns)),
+                /*lost_host=*/true);
+  }
+  if (silent_ns < std::max(limit_ns_, stopped_limit_ns_)) return;
+  fail(fmt::format("{} is stopped or frozen for {:.1f} s: its host answers, it does not (ZERO_LOST_HOST_S and "
+                   "ZERO_STOPPED_LIMIT_S allow more)",
+                   who(peer), to_seconds(silent_ns)),
+       /*lost_host=*/true);
+}
+
+void TcpHostWatch::fail(const std::string& text, bool lost_host) {
+  if (failed()) return;
+  const Line* const to_parent = line_to(parent_);
+  const bool parent_answers = to_parent && to_parent->silent_ns(base::monotonic_ns()) < 2 * base::kNanosPerSecond;
+  if (parent_answers) return parent_line_.send(Type::kReport, rank_, text, lost_host);  // it tells all, this rank too
+  Frame frame;
+  frame.type = Type::kFailure;
+  frame.lost_host = lost_host ? 1 : 0;
+  take(rank_, frame, text);
+}
+
+/// mpirun waits for its daemon on a host that does not answer, also when all ranks that do have ended. A process of its
+/// own ends it after this one.
+void TcpHostWatch::end_mpirun_later() const {
+  const pid_t parent = ::getppid();
+  std::string name;
+  std::ifstream(fmt::format("/proc/{}/comm", parent)) >> name;
+  if (name != "mpirun" && name != "orterun" && name != "mpiexec" && name != "prterun") return;
+  constexpr useconds_t kNapUs = 50'000;
+  constexpr int kNapsForRank = 60, kNapsForTerm = 10;  // 3 s, 0.5 s
+  const pid_t child = ::fork();
+  if (child != 0) return;
+  // Only what is safe in a child of a process with threads.
+  ::setsid();
+  for (int i = 0; i < kNapsForRank && ::getppid() == pid_; ++i) ::usleep(kNapUs);
+  ::kill(parent, SIGTERM);
+  for (int i = 0; i < kNapsForTerm; ++i) {
+    ::usleep(kNapUs);
+    if (::kill(parent, 0) != 0) ::_exit(0);
+  }
+  ::kill(parent, SIGKILL);
+  ::_exit(0);
+}
+
+/// A program that computes for long would outlive its job, and its launcher may not be able to end it.
+void TcpHostWatch::end_process_if_due(std::int64_t now_ns) {
+  if (!failed() || !lost_host_ || known_ || now_ns - failed_ns_ < kGraceNs) return;
+  const std::string line = fmt::format("zerotorch: rank {} ends: {}\n", rank_, failure());
+  [[maybe_unused]] const ssize_t wrote = ::write(STDERR_FILENO, line.data(), line.size());
+  if (::ftrylockfile(stdout) == 0) {
+    ::fflush_unlocked(stdout);
+    ::funlockfile(stdout);
+  }
+  ::_exit(1);
+}
+
+}  // namespace
+
+std::shared_ptr<HostWatch> HostWatch::begin(Messenger& messenger) {
+  const double limit_s = limit_from_environment();
+  Card mine{};
+  const std::string machine = this_host();
+  std::snprintf(mine.machine, sizeof(mine.machine), "%s", machine.c_str());
+  std::snprintf(mine.identity, sizeof(mine.identity), "%s %d", mine.machine,
+                ranks_beside(messenger.rank(), messenger.size())[0]);
+  std::snprintf(mine.host, sizeof(mine.host), "%s", machine.substr(0, machine.find(' ')).c_str());
+  mine.pid = this_process().pid;
+  mine.start_time = this_process().start_time;
+  std::random_device random;
+  for (std::uint8_t& byte : mine.token) byte = static_cast<std::uint8_t>(random());
+  fill_addresses(mine);
+  FileDescriptor listener = listen_anywhere(mine.port);
+  std::vector<Card> cards(static_cast<std::size_t>(messenger.size()));
+  messenger.all_gather(&mine, sizeof(mine), cards.data());
+  const bool one_host = std::all_of(cards.begin(), cards.end(), [&](const Card& card) {
+    return std::strcmp(card.identity, mine.identity) == 0;
+  });
+  if (one_host || limit_s == 0) return nullptr;
+  return std::make_shared<TcpHostWatch>(messenger.rank(), std::move(cards), std::move(listener), limit_s);
+}
+
+}  // namespace zero::comm
