@@ -117,6 +117,7 @@ export HOSTFILE=$work/hostfile PATH=$work/bin:$PATH
 HOSTS=$(seq -f 'h%g' -s ' ' 1 "$count")
 export HOSTS
 export OMPI_MCA_plm_rsh_agent=$work/bin/on_host OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export UCX_TLS=tcp,self  # the hosts have one kernel, and UCX would share memory between them
 export OMPI_MCA_btl_tcp_if_include=eth0 OMPI_MCA_oob_tcp_if_include=eth0
 status=0
 nsenter -t "$(cat "$work/init1")" --net --uts --ipc --mount --wd="$PWD" bash -c "$*" <&0 &

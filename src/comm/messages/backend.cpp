@@ -22,6 +22,7 @@ struct Introduction {
   std::int64_t pid;
   std::uint64_t start_time;
   std::int64_t world_rank;
+  std::uint64_t piece;
   char host[144];
 };
 
@@ -58,9 +59,12 @@ MessageBackend::MessageBackend(std::shared_ptr<Messenger> messenger)
 }
 
 void MessageBackend::introduce() {
-  const Introduction mine = introduce_myself(messenger_->world_rank(), messenger_->world_size());
+  Introduction mine = introduce_myself(messenger_->world_rank(), messenger_->world_size());
+  mine.piece = messenger_->best_piece();
   std::vector<Introduction> all(peers_.size());
   messenger_->all_gather(&mine, sizeof(mine), all.data());
+  const auto smaller = [](const Introduction& a, const Introduction& b) { return a.piece < b.piece; };
+  messenger_->set_piece(std::min_element(all.begin(), all.end(), smaller)->piece);
   std::vector<int> host_ranks;
   std::vector<pid_t> local_processes;
   for (std::size_t r = 0; r < all.size(); ++r) {

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 
 namespace zero::comm {
 
@@ -24,49 +26,92 @@ void Messenger::all_gather(const void* mine, std::size_t nbytes, void* all) {
   while (!requests.test()) ::sched_yield();
 }
 
+bool has_rdma() {
+  std::error_code error;
+  const std::filesystem::path devices = "/sys/class/infiniband";
+  return std::filesystem::is_directory(devices, error) && !std::filesystem::is_empty(devices, error);
+}
+
 void MessageRequests::send(Messenger& messenger, Channel channel, int peer, int tag, const void* data,
                            std::size_t nbytes) {
+  if (nbytes == 0) return;
   messenger_ = &messenger;
-  const auto* bytes = static_cast<const std::byte*>(data);
-  const std::size_t most = messenger.longest_message();
-  for (std::size_t done = 0; done < nbytes; done += most) {
-    handles_.push_back(messenger.send(channel, peer, tag, bytes + done, std::min(most, nbytes - done)));
-  }
+  sending_.push_back({.channel = channel, .peer = peer, .tag = tag, .data = static_cast<const std::byte*>(data),
+                      .nbytes = nbytes, .pieces = {}});
+  advance(sending_.size() - 1);
 }
 
 void MessageRequests::receive(Messenger& messenger, Channel channel, int peer, int tag, void* data,
                               std::size_t nbytes) {
   messenger_ = &messenger;
   auto* bytes = static_cast<std::byte*>(data);
-  const std::size_t most = messenger.longest_message();
-  for (std::size_t done = 0; done < nbytes; done += most) {
-    handles_.push_back(messenger.receive(channel, peer, tag, bytes + done, std::min(most, nbytes - done)));
+  const std::size_t piece = messenger.piece();
+  for (std::size_t done = 0; done < nbytes; done += piece)
+    receiving_.push_back(messenger.receive(channel, peer, tag, bytes + done, std::min(piece, nbytes - done)));
+}
+
+bool MessageRequests::advance(std::size_t index) {
+  Sending& sending = sending_[index];
+  const auto is_before = [&](const Sending& other) { return other.is_before(sending); };
+  if (std::any_of(sending_.begin(), sending_.begin() + static_cast<std::ptrdiff_t>(index), is_before)) return false;
+  const std::size_t piece = messenger_->piece();
+  while (true) {
+    while (sending.count > 0) {
+      MessageHandle& oldest = sending.pieces[sending.first];
+      if (oldest != 0 && !messenger_->test(oldest)) break;
+      sending.first = (sending.first + 1) % kMostUnderWay;
+      --sending.count;
+    }
+    if (sending.begun == sending.nbytes || sending.count == kMostUnderWay) break;
+    while (sending.begun < sending.nbytes && sending.count < kMostUnderWay) {
+      const std::size_t nbytes = std::min(piece, sending.nbytes - sending.begun);
+      sending.pieces[(sending.first + sending.count++) % kMostUnderWay] =
+          messenger_->send(sending.channel, sending.peer, sending.tag, sending.data + sending.begun, nbytes);
+      sending.begun += nbytes;
+    }
   }
+  return sending.count == 0 && sending.begun == sending.nbytes;
 }
 
 bool MessageRequests::test() {
-  for (; completed_ < handles_.size(); ++completed_) {
-    MessageHandle& handle = handles_[completed_];
+  drop_completed();
+  for (; received_ < receiving_.size(); ++received_) {
+    MessageHandle& handle = receiving_[received_];
     if (handle != 0 && !messenger_->test(handle)) return false;
   }
-  handles_.clear();
-  completed_ = 0;
-  return true;
+  receiving_.clear();
+  received_ = 0;
+  return sending_.empty();
 }
 
 void MessageRequests::drop_completed() {
-  std::erase_if(handles_, [this](MessageHandle& handle) { return handle == 0 || messenger_->test(handle); });
-  completed_ = 0;
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < sending_.size(); ++i) {
+    if (advance(i)) {
+      sending_[i].begun = sending_[i].nbytes;  // is_before() nothing
+    } else {
+      if (kept != i) sending_[kept] = sending_[i];
+      ++kept;
+    }
+  }
+  sending_.resize(kept);
 }
 
 bool MessageRequests::cancel() noexcept {
   bool clean = true;
-  for (MessageHandle& handle : handles_) {
+  for (MessageHandle& handle : receiving_) {
     if (handle != 0) clean = messenger_->cancel(handle) && clean;
   }
+  for (Sending& sending : sending_) {
+    for (std::size_t i = 0; i < sending.count; ++i) {
+      MessageHandle& handle = sending.pieces[(sending.first + i) % kMostUnderWay];
+      if (handle != 0) clean = messenger_->cancel(handle) && clean;
+    }
+  }
   if (clean) {
-    handles_.clear();
-    completed_ = 0;
+    receiving_.clear();
+    received_ = 0;
+    sending_.clear();
   }
   return clean;
 }

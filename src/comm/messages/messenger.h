@@ -1,6 +1,7 @@
 #pragma once
 // Tagged messages between the ranks of a group: what collectives, boards and windows between hosts are made of
 // (MessageBackend). A transport implements them: MPI (comm/mpi), UCX (comm/ucx).
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -48,8 +49,11 @@ class Messenger {
   virtual const std::shared_ptr<BackendLock>& lock() const = 0;
   /// As Backend::progress_thread_problem().
   virtual std::string progress_thread_problem() const { return {}; }
-  /// A message has at most so many bytes.
-  virtual std::size_t longest_message() const = 0;
+  /// Bytes of a message at which the transport moves data in both directions at once.
+  virtual std::size_t best_piece() const = 0;
+  /// What MessageRequests cuts messages at: both sides alike, so all ranks have to agree.
+  std::size_t piece() const { return piece_; }
+  void set_piece(std::size_t nbytes) { piece_ = nbytes; }
   /// Tags are 0 to tags() - 1.
   virtual std::int64_t tags() const = 0;
 
@@ -89,13 +93,19 @@ class Messenger {
 
  private:
   const int rank_, size_, world_rank_, world_size_;
+  std::size_t piece_ = std::size_t{1} << 30;  ///< MPI counts in int
   std::shared_ptr<HostWatch> watch_;
 };
+
+/// Machines with InfiniBand or RoCE: large messages are best left to the network. Local.
+bool has_rdma();
 
 /// Messages that belong together.
 class MessageRequests {
  public:
-  /// *Local.* Any number of bytes: both sides cut them alike into messages.
+  /// *Local.* Any number of bytes: both sides cut them alike into pieces. A sender has kMostUnderWay of them under way:
+  /// of a peer that has not begun to receive them so much is kept there, not more. Those of one channel, peer and tag
+  /// arrive in the order of the calls if one object sends them.
   void send(Messenger& messenger, Channel channel, int peer, int tag, const void* data, std::size_t nbytes);
   void receive(Messenger& messenger, Channel channel, int peer, int tag, void* data, std::size_t nbytes);
 
@@ -107,9 +117,28 @@ class MessageRequests {
   bool cancel() noexcept;
 
  private:
+  static constexpr std::size_t kMostUnderWay = 32;
+  struct Sending {
+    Channel channel;
+    int peer;
+    int tag;
+    const std::byte* data;
+    std::size_t nbytes;
+    std::size_t begun = 0;                            ///< bytes
+    std::size_t first = 0, count = 0;                 ///< of the next, a ring
+    std::array<MessageHandle, kMostUnderWay> pieces;  ///< under way
+
+    bool is_before(const Sending& other) const {
+      return channel == other.channel && peer == other.peer && tag == other.tag && begun < nbytes;
+    }
+  };
+  /// True when it is complete.
+  bool advance(std::size_t sending);
+
   Messenger* messenger_ = nullptr;  ///< null: nothing was begun yet
-  std::vector<MessageHandle> handles_;
-  std::size_t completed_ = 0;  ///< of these, from the first
+  std::vector<Sending> sending_;
+  std::vector<MessageHandle> receiving_;
+  std::size_t received_ = 0;  ///< of these, from the first
 };
 
 }  // namespace zero::comm

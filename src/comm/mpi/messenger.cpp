@@ -72,8 +72,10 @@ std::string MpiMessenger::progress_thread_problem() const {
          "or leave MPI's initialisation to zerotorch";
 }
 
-std::size_t MpiMessenger::longest_message() const {
-  return std::size_t{1} << 30;  // MPI counts in int
+std::size_t MpiMessenger::best_piece() const {
+  // Longer ones are sent when their receiver asks for them, one after the other in one direction at a time.
+  constexpr std::size_t kEager = std::size_t{32} << 10;
+  return has_rdma() ? std::size_t{1} << 30 : kEager;
 }
 
 void MpiMessenger::open(Channel channel) {

@@ -21,7 +21,7 @@ class MpiMessenger final : public Messenger {
   std::string_view name() const override { return "mpi"; }
   const std::shared_ptr<BackendLock>& lock() const override;
   std::string progress_thread_problem() const override;
-  std::size_t longest_message() const override;
+  std::size_t best_piece() const override;
   std::int64_t tags() const override { return tags_; }
   void open(Channel channel) override;
   MessageHandle send(Channel channel, int peer, int tag, const void* data, std::size_t nbytes) override;

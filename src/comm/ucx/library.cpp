@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "comm/messages/messenger.h"
 #include "zero/errors.h"
 
 namespace zero::comm {
@@ -24,6 +25,8 @@ Loaded load() {
   ::setenv("UCX_HANDLE_ERRORS", "none", /*overwrite=*/0);
   ::setenv("UCX_WARN_UNUSED_ENV_VARS", "n", /*overwrite=*/0);
   ::setenv("UCX_LOG_LEVEL", "fatal", /*overwrite=*/0);  // lost peers are told of by the group
+  // Over TCP, asking for a message before it is sent moves data in one direction at a time.
+  if (!has_rdma()) ::setenv("UCX_RNDV_THRESH", "inf", /*overwrite=*/0);
   Loaded loaded;
   void* const handle = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (!handle) {

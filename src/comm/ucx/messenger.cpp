@@ -196,7 +196,7 @@ UcxMessenger::~UcxMessenger() = default;
 
 const std::shared_ptr<BackendLock>& UcxMessenger::lock() const { return worker_->lock(); }
 
-std::size_t UcxMessenger::longest_message() const { return std::size_t{1} << 30; }
+std::size_t UcxMessenger::best_piece() const { return has_rdma() ? std::size_t{1} << 30 : std::size_t{64} << 10; }
 
 std::int64_t UcxMessenger::tags() const { return std::int64_t{1} << kTagBits; }
 

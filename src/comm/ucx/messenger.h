@@ -25,7 +25,7 @@ class UcxMessenger final : public Messenger {
 
   std::string_view name() const override { return "ucx"; }
   const std::shared_ptr<BackendLock>& lock() const override;
-  std::size_t longest_message() const override;
+  std::size_t best_piece() const override;
   std::int64_t tags() const override;
   MessageHandle send(Channel channel, int peer, int tag, const void* data, std::size_t nbytes) override;
   MessageHandle receive(Channel channel, int peer, int tag, void* data, std::size_t nbytes) override;
