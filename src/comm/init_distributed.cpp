@@ -37,7 +37,10 @@ Group init_distributed(const DistributedOptions& options) {
                     options.timeout.count(), options.rendezvous_timeout.count()));
   }
   comm::best_isa();  // complains of ZERO_ISA
-  const comm::Discovery discovery = comm::discover(comm::current_environment(), comm::parent_tag());
+  comm::Discovery discovery = comm::discover(comm::current_environment(), comm::parent_tag());
+  // The first rank's host cannot know it of the others. They do, and end before they wait in vain.
+  if (discovery.spread == comm::Spread::kUnknown && !comm::is_of_this_host(discovery.master_address).value_or(true))
+    discovery.spread = comm::Spread::kSeveralHosts;
   Group group(make_backend(discovery, options));
   if (group.size() > 1) base::set_log_rank(group.rank());
   if (options.timeout.count() > 0) group.set_timeout(options.timeout);

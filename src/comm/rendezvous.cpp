@@ -1,9 +1,15 @@
 #include "comm/rendezvous.h"
 
 #include <fmt/format.h>
+#include <ifaddrs.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <charconv>
+#include <cstring>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -34,7 +40,7 @@ const std::vector<Variables>& known_launchers() {
       {Launcher::kPmi,
        {"PMI_RANK"},
        {"PMI_SIZE"},
-       {"MPI_LOCALRANKID", "PMI_LOCAL_RANK"},
+       {"MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"},
        {"MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"}},
       {Launcher::kSlurm, {"SLURM_PROCID"}, {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}, {"SLURM_LOCALID"}, {}},
   };
@@ -112,7 +118,7 @@ std::string slurm_local_size(const Reader& reader) {
 int local_size_of(const Variables& variables, const Reader& reader, int size) {
   if (const auto value = reader.number(variables.local_size)) return value->value;
   if (variables.launcher == Launcher::kZero) return size;
-  if (variables.launcher == Launcher::kSlurm) {
+  if (variables.launcher == Launcher::kSlurm || (variables.launcher == Launcher::kPmi && inside_srun(reader))) {
     const Environment parsed{{"SLURM_STEP_TASKS_PER_NODE", slurm_local_size(reader)}};
     if (const auto value = Reader(parsed).number({"SLURM_STEP_TASKS_PER_NODE"})) return value->value;
   }
@@ -145,6 +151,25 @@ std::string job_id_of(Launcher launcher, const Reader& reader, const std::string
   return fmt::format("parent-{}", parent);
 }
 
+/// By the text alone, which is the same for all ranks: a name may have a loopback address on its own host.
+bool is_loopback(const std::string& address) {
+  return address == "localhost" || address == "::1" || address.starts_with("127.");
+}
+
+Spread spread_of(const Discovery& found, const Reader& reader) {
+  if (found.local_size > 0) return found.local_size == found.size ? Spread::kOneHost : Spread::kSeveralHosts;
+  if (found.launcher != Launcher::kTorchrun) return Spread::kSeveralHosts;  // tasks of nodes that differ
+  if (reader.text("LOCAL_RANK") && found.local_rank != found.rank) return Spread::kSeveralHosts;
+  const bool one_host = found.master_address.empty() || is_loopback(found.master_address);
+  return one_host ? Spread::kOneHost : Spread::kUnknown;
+}
+
+bool mpi_can_start(Launcher launcher, const Reader& reader) {
+  const auto has = [&](const char* name) { return reader.text(name) != nullptr; };
+  return launcher != Launcher::kSlurm || has("PMIX_RANK") || has("PMIX_NAMESPACE") || has("PMI_FD") ||
+         has("PMI_RANK") || has("OMPI_COMM_WORLD_RANK");
+}
+
 Discovery read(const Variables& variables, const Reader& reader, const std::string& parent) {
   const auto rank = reader.number(variables.rank);
   const auto size = reader.number(variables.size);
@@ -171,6 +196,10 @@ Discovery read(const Variables& variables, const Reader& reader, const std::stri
                     "<= world size is wanted. Correct the variables or start the ranks with `zero launch`.",
                     launcher_name(found.launcher), found.local_rank, found.local_size, found.size));
   }
+  if (const std::string* address = reader.text("MASTER_ADDR")) found.master_address = *address;
+  if (const auto port = reader.number({"MASTER_PORT"})) found.master_port = port->value;
+  found.spread = spread_of(found, reader);
+  found.mpi_can_start = mpi_can_start(found.launcher, reader);
   found.job_id = job_id_of(found.launcher, reader, parent);
   return found;
 }
@@ -189,10 +218,11 @@ void check_agreement(const Discovery& chosen, const Variables& other, const Read
 /// A program under mpirun or srun that has copied its numbers to RANK and WORLD_SIZE, as torch.distributed reads them,
 /// on several hosts: the launcher knows what these do not say.
 bool is_copied_from(const Variables& other, const Reader& reader, const Discovery& chosen) {
-  if (chosen.launcher != Launcher::kTorchrun || chosen.local_size != 0 || !applies(other, reader)) return false;
+  if (chosen.launcher != Launcher::kTorchrun || !applies(other, reader)) return false;
   const auto rank = reader.number(other.rank), size = reader.number(other.size);
-  return rank && size && rank->value == chosen.rank && size->value == chosen.size && size->value > 1 &&
-         local_size_of(other, reader, size->value) != size->value;
+  if (!rank || !size || rank->value != chosen.rank || size->value != chosen.size || size->value == 1) return false;
+  const int local_size = local_size_of(other, reader, size->value);
+  return local_size != size->value && (chosen.local_size == 0 || chosen.local_size == local_size);
 }
 
 }  // namespace
@@ -232,10 +262,36 @@ Discovery discover(const Environment& environment, const std::string& parent) {
   return chosen;
 }
 
+namespace {
+
+/// What ranks on several hosts lack, and what to do.
+[[noreturn]] void refuse_several_hosts(const Discovery& discovery, bool build_has_mpi) {
+  const std::string started = fmt::format(
+      "{} started {} ranks, {} on this host", launcher_name(discovery.launcher), discovery.size,
+      discovery.local_size == 0 ? std::string("an unknown number") : std::to_string(discovery.local_size));
+  if (!build_has_mpi) {
+    throw ConfigError(fmt::format(
+        "{}: ranks on several hosts need MPI, and this build has none. Build with -DZERO_WITH_MPI=ON, and start them "
+        "with `zero launch --hostfile`, mpirun or `srun --mpi=pmix`.",
+        started));
+  }
+  if (discovery.launcher == Launcher::kSlurm) {
+    throw ConfigError(fmt::format(
+        "{}, without a way for MPI to connect them: srun was called without --mpi. Start them with `srun --mpi=pmix` "
+        "(`srun --mpi=list` shows what this Slurm has), or set MpiDefault=pmix in slurm.conf.",
+        started));
+  }
+  throw ConfigError(fmt::format(
+      "{}: ranks on several hosts need MPI. Start them with `zero launch --hostfile`, mpirun or `srun --mpi=pmix` "
+      "(this build has MPI).",
+      started));
+}
+
+}  // namespace
+
 BackendKind choose_backend(const Discovery& discovery, const std::string& requested, bool build_has_mpi) {
   const bool by_variable = requested == "auto" && !discovery.wanted_backend.empty();
   const std::string wanted = by_variable ? discovery.wanted_backend : requested;
-  const bool one_host = discovery.local_size == discovery.size;
   const auto where = by_variable ? "environment variable ZERO_BACKEND" : "option `backend`";
   if (wanted == "self") {
     if (discovery.size == 1) return BackendKind::kSelf;
@@ -248,7 +304,7 @@ BackendKind choose_backend(const Discovery& discovery, const std::string& reques
         "{}: got \"mpi\", but this build has no MPI. Use shm on one host, or build with -DZERO_WITH_MPI=ON.", where));
   }
   if (wanted == "shm") {
-    if (one_host || discovery.local_size == 0) return BackendKind::kShm;
+    if (discovery.spread != Spread::kSeveralHosts || discovery.local_size == 0) return BackendKind::kShm;
     throw ConfigError(fmt::format("{}: got \"shm\", but only {} of {} ranks are on this host; wanted mpi.", where,
                                   discovery.local_size, discovery.size));
   }
@@ -258,17 +314,40 @@ BackendKind choose_backend(const Discovery& discovery, const std::string& reques
   if (discovery.size == 1) return BackendKind::kSelf;
   const bool by_mpirun = discovery.launcher == Launcher::kOpenMpi || discovery.launcher == Launcher::kPmi;
   if (by_mpirun && build_has_mpi) return BackendKind::kMpi;
-  // Ranks that were started by hand (RANK and WORLD_SIZE only) are taken to be on one host.
-  const bool by_hand = discovery.launcher == Launcher::kTorchrun && discovery.local_size == 0;
-  if (one_host || by_hand) return BackendKind::kShm;
-  if (build_has_mpi && discovery.launcher == Launcher::kSlurm) return BackendKind::kMpi;
-  throw ConfigError(fmt::format(
-      "{} started {} ranks, {} on this host: ranks on several hosts need MPI. Start them with mpirun or srun "
-      "and a build "
-      "with -DZERO_WITH_MPI=ON{}.",
-      launcher_name(discovery.launcher), discovery.size,
-      discovery.local_size == 0 ? std::string("an unknown number") : std::to_string(discovery.local_size),
-      build_has_mpi ? " (this build has it)" : " (this build has no MPI)"));
+  // Ranks that were started by hand are taken to be on one host where nothing says otherwise.
+  if (discovery.spread != Spread::kSeveralHosts) return BackendKind::kShm;
+  if (build_has_mpi && discovery.launcher == Launcher::kSlurm && discovery.mpi_can_start) return BackendKind::kMpi;
+  refuse_several_hosts(discovery, build_has_mpi);
+}
+
+std::optional<bool> is_of_this_host(const std::string& address) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* raw = nullptr;
+  if (::getaddrinfo(address.c_str(), nullptr, &hints, &raw) != 0) return std::nullopt;
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> found(raw, &::freeaddrinfo);
+  ifaddrs* interfaces = nullptr;
+  if (::getifaddrs(&interfaces) != 0) return std::nullopt;
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> ours(interfaces, &::freeifaddrs);
+  const auto is_same = [](const sockaddr* one, const sockaddr* other) {
+    if (!other || one->sa_family != other->sa_family) return false;
+    if (one->sa_family == AF_INET)
+      return std::memcmp(&reinterpret_cast<const sockaddr_in*>(one)->sin_addr,
+                         &reinterpret_cast<const sockaddr_in*>(other)->sin_addr, sizeof(in_addr)) == 0;
+    return one->sa_family == AF_INET6 &&
+           std::memcmp(&reinterpret_cast<const sockaddr_in6*>(one)->sin6_addr,
+                       &reinterpret_cast<const sockaddr_in6*>(other)->sin6_addr, sizeof(in6_addr)) == 0;
+  };
+  const auto is_loopback_address = [](const sockaddr* one) {
+    return one->sa_family == AF_INET &&
+           (ntohl(reinterpret_cast<const sockaddr_in*>(one)->sin_addr.s_addr) >> 24) == IN_LOOPBACKNET;
+  };
+  for (const addrinfo* one = found.get(); one; one = one->ai_next) {
+    if (is_loopback_address(one->ai_addr)) return true;
+    for (const ifaddrs* own = ours.get(); own; own = own->ifa_next)
+      if (is_same(one->ai_addr, own->ifa_addr)) return true;
+  }
+  return false;
 }
 
 Environment current_environment() {
