@@ -1,5 +1,10 @@
 // zero::init_distributed: from the launcher's environment to a Group.
+#include <dlfcn.h>
 #include <fmt/format.h>
+
+#include <filesystem>
+#include <string>
+#include <system_error>
 
 #include "base/log.h"
 #include "comm/mpi/init.h"
@@ -12,8 +17,40 @@
 namespace zero {
 namespace {
 
+/// Whether the MPI library is an Open MPI whose components cannot talk to PMI-2 (or 1), as a distribution's: under
+/// `srun --mpi=pmi2` its MPI_Init would end the process. Open MPI 5 has none; one without component files may.
+bool is_open_mpi_without_pmi() {
+  void* const init = ::dlsym(RTLD_DEFAULT, "ompi_mpi_init");
+  Dl_info library{};
+  if (!init || ::dladdr(init, &library) == 0 || !library.dli_fname) return false;
+  bool has_components = false, has_pmi = false;
+  std::error_code error;
+  for (const auto& folder : std::filesystem::directory_iterator(
+           std::filesystem::path(library.dli_fname).parent_path(), error)) {
+    if (!folder.path().filename().string().starts_with("openmpi") || !folder.is_directory(error)) continue;
+    for (const auto& file : std::filesystem::directory_iterator(folder.path(), error)) {
+      const std::string name = file.path().filename().string();
+      has_components |= name.starts_with("mca_");
+      has_pmi |= name.starts_with("mca_pmix_s1.") || name.starts_with("mca_pmix_s2.");
+    }
+  }
+  return has_components && !has_pmi;
+}
+
+void check_mpi_can_start(const comm::Discovery& discovery, const comm::Environment& environment) {
+  const bool by_slurm = environment.contains("SLURM_STEP_ID") && environment.contains("PMI_FD");
+  if (discovery.launcher != comm::Launcher::kPmi || !by_slurm || environment.contains("PMIX_NAMESPACE")) return;
+  if (!is_open_mpi_without_pmi()) return;
+  throw ConfigError(
+      "srun was called with --mpi=pmi2, which the Open MPI of this build does not know. Start the ranks with "
+      "`srun --mpi=pmix` (`srun --mpi=list` shows what this Slurm has), or use an Open MPI that was configured "
+      "--with-pmi.");
+}
+
 std::shared_ptr<comm::Backend> make_backend(const comm::Discovery& discovery, const DistributedOptions& options) {
-  switch (comm::choose_backend(discovery, options.backend, comm::build_has_mpi())) {
+  const comm::BackendKind kind = comm::choose_backend(discovery, options.backend, comm::build_has_mpi());
+  if (kind == comm::BackendKind::kMpi) check_mpi_can_start(discovery, comm::current_environment());
+  switch (kind) {
     case comm::BackendKind::kSelf:
       return comm::make_self_backend();
     case comm::BackendKind::kMpi:
