@@ -98,7 +98,7 @@ cat >"$work/bin/as_ssh" <<END
 # As on_host, but a host whose link is cut does not answer.
 host=\${1#h}
 host=\${host##*.}
-if [ -z "\$(ip -n "$name" link show dev "$name.\$host" up)" ]; then
+if [ -z "\$(ip -n "$name" link show dev "$name.\$host" up 2>/dev/null)" ]; then
   sleep 130
   echo "as_ssh: \$1: Connection timed out" >&2
   exit 255

@@ -32,9 +32,9 @@ using nlohmann::json;
 constexpr int kPollMs = 100;
 constexpr std::int64_t kStartLimitNs = 180 * base::kNanosPerSecond;
 /// What is left of a job that has lost a host waits for it in vain.
-constexpr int kLostGraceMs = 1'000;
+constexpr int kLostGraceMs = 500, kLostKillAfterMs = 1'000;
 constexpr std::int64_t kLeaveLimitNs = 2 * base::kNanosPerSecond;  ///< for mpirun to end once all ranks have
-constexpr std::int64_t kMpirunKillNs = base::kNanosPerSecond;
+constexpr std::int64_t kMpirunKillNs = 700 * base::kNanosPerMilli;  ///< from its SIGTERM to its SIGKILL
 
 /// Variables of this process that a rank needs to find its program and its settings.
 bool is_passed_on(std::string_view name) {
@@ -314,7 +314,9 @@ void HostsJob::take_status(int number, const std::string& body) {
     failure.exit_code = 127;
     facts["problem"] = failure.text;
   } else if (found.contains("ended_by_mpirun")) {
-    failure.text = "mpirun ended the job: a rank called MPI_Abort, or mpirun was asked to";
+    // Because a rank called MPI_Abort, or it has lost a host, which may be known here in a moment.
+    failure.exit_code = 0;
+    ended_by_mpirun_ = true;
     facts["ended_by"] = "mpirun";
   } else {
     const int status = found.value("status", 0);
@@ -359,6 +361,7 @@ void HostsJob::reap_mpirun() {
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   Failure failure{.exit_code = code != 0 ? code : 1, .at_ns = base::monotonic_ns()};
   failure.text = WIFEXITED(status) && WEXITSTATUS(status) == 127 && !started_ ? std::string("mpirun cannot be started")
+                 : ended_by_mpirun_ ? fmt::format("mpirun ended the job with exit code {}: a rank called MPI_Abort, or mpirun was asked to", code)
                  : started_ ? fmt::format("mpirun ended with exit code {}", code)
                             : fmt::format("mpirun ended with exit code {} before the ranks had started", code);
   fail(std::move(failure));
@@ -459,7 +462,8 @@ void HostsJob::escalate() {
     terminated_at_ns_ = now_ns;
     signal_all(SIGTERM);
   }
-  if (!killed_ && (passed(terminated_at_ns_, options_.kill_after_ms) || (waits_in_vain && terminated_at_ns_ != 0))) {
+  const int kill_after_ms = host_lost ? std::min(kLostKillAfterMs, options_.kill_after_ms) : options_.kill_after_ms;
+  if (!killed_ && (passed(terminated_at_ns_, kill_after_ms) || (waits_in_vain && terminated_at_ns_ != 0))) {
     killed_ = true;
     signal_all(SIGKILL);
   }
@@ -473,19 +477,18 @@ bool HostsJob::all_have_ended() const {
 void HostsJob::leave() {
   if (mpirun_ == 0) return;
   const std::int64_t now_ns = base::monotonic_ns();
-  const bool is_over = started_ ? all_have_ended() : failure_ || stop_signal_ != 0;
+  const bool is_over = started_ ? all_have_ended() && !(ended_by_mpirun_ && !failure_) : failure_ || stop_signal_ != 0;
   if (left_at_ns_ == 0 && is_over) {
     left_at_ns_ = now_ns;
     tell_all(MessageKind::kLeave);
-    // It would wait for agents that will never come, or of a host that is lost.
-    if (!started_ || failure_) ::kill(mpirun_, SIGTERM);
   }
   if (left_at_ns_ == 0) return;
-  const bool lost = failure_ && failure_->lost_host;
-  const std::int64_t limit_ns = lost ? kMpirunKillNs / 2 : kLeaveLimitNs;
-  if (now_ns - left_at_ns_ > limit_ns + kMpirunKillNs) {
+  // It would wait for agents that will never come, or for a host that is lost.
+  const bool waits_in_vain = !started_ || (failure_ && failure_->lost_host);
+  const std::int64_t left_ns = now_ns - left_at_ns_, limit_ns = waits_in_vain ? 0 : kLeaveLimitNs;
+  if (left_ns > limit_ns + kMpirunKillNs) {
     ::kill(-mpirun_, SIGKILL);
-  } else if (now_ns - left_at_ns_ > limit_ns) {
+  } else if (left_ns >= limit_ns && !std::exchange(mpirun_terminated_, true)) {
     ::kill(mpirun_, SIGTERM);
   }
 }

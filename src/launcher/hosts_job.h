@@ -107,7 +107,7 @@ class HostsJob {
   std::optional<Failure> failure_;
   std::int64_t ending_since_ns_ = 0, terminated_at_ns_ = 0, left_at_ns_ = 0, interrupted_ns_ = 0;
   int stop_signal_ = 0, interrupts_ = 0, ended_by_ = 0;
-  bool killed_ = false, unread_ = false;
+  bool killed_ = false, unread_ = false, mpirun_terminated_ = false, ended_by_mpirun_ = false;
   Heartbeat heartbeat_;
 };
 

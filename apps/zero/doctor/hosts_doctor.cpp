@@ -265,7 +265,7 @@ int examine_hosts(const HostsDoctorOptions& options) {
     Console(true).print(to_json(hosts).dump(2) + "\n");
   } else {
     for (const Host& host : hosts) print_host(host, hosts.front().name, !run_dir.empty());
-    Console(true).print(well ? "\nready to train: zero launch --hostfile " + for_shell(options.hostfile) + " zero train\n"
+    Console(true).print(well ? "\nready to train:\n  zero launch --hostfile " + for_shell(options.hostfile) + " zero train\n"
                              : "\nwhat is marked !! needs mending\n");
   }
   return well ? 0 : 1;
