@@ -13,8 +13,8 @@ struct HostSlots {
   int slots = 0;  ///< ranks
 };
 
-/// Reads lines such as "worker-1 slots=4"; "#" begins a comment. Local. Throws ConfigError, with file and line, for lines
-/// that are not of this form and for hosts that come twice, IoError.
+/// Reads lines such as "worker-1 slots=4"; "#" begins a comment. Local. Throws ConfigError, with file and line, for
+/// lines that are not of this form and for hosts that come twice, IoError.
 std::vector<HostSlots> read_hostfile(const std::string& path);
 
 /// The first `ranks` slots, in the order of the file; 0: all. Local. Throws ConfigError where there are fewer.
@@ -39,8 +39,8 @@ struct HostsOptions {
   std::vector<HostSlots> hosts;      ///< all that may take part, in the order of preference
   std::vector<std::string> command;  ///< program (looked up in PATH of each host) and its arguments
   int ranks = 0;                     ///< 0: all slots of the hosts that take part
-  /// How many hosts take part; 0: as many as `ranks` needs. Where given, hosts that do not answer are left out, the next
-  /// ones take their places, and `ranks` must be 0.
+  /// How many hosts take part; 0: as many as `ranks` needs. Where given, hosts that do not answer are left out, the
+  /// next ones take their places, and `ranks` must be 0.
   int min_hosts = 0, max_hosts = 0;
   bool prefix_output = true;  ///< "[rank] " before each line
   /// Folder of this host for rank<N>.log and launch.jsonl, a record of what happened to the job; empty: none.
@@ -59,20 +59,22 @@ struct HostsOptions {
 };
 
 /// Runs the job to its end, as launch() does on one host, and returns its exit code: 0, or that of the first rank that
-/// failed (128 + signal if a signal killed it), or 1 where a host was lost. mpirun of Open MPI starts the ranks; a process
-/// next to each connects to this one, which passes on output, signals and exit codes, and starts all ranks again up to
-/// `max_restarts` times. Ranks have the variables that torchrun gives, ZERO_RESTART_COUNT and those of mpirun.
+/// failed (128 + signal if a signal killed it), or 1 where a host was lost. mpirun of Open MPI starts the ranks; a
+/// process next to each connects to this one, which passes on output, signals and exit codes, and starts all ranks
+/// again up to `max_restarts` times. Ranks have the variables that torchrun gives, ZERO_RESTART_COUNT and those of
+/// mpirun.
 ///
 /// A rank that fails ends the job as launch() says. A host that is lost (no process of it left, its link cut, frozen)
-/// ends it within ten seconds; what still runs there ends by itself in as long. Before each start hosts are asked whether
-/// they answer (not inside an allocation of Slurm). The last line on standard error says what happened. Call it from the
-/// main thread. Throws ConfigError where there is no mpirun of Open MPI in PATH, or hosts do not answer at first.
+/// ends it within ten seconds; what still runs there ends by itself in as long. Before each start hosts are asked
+/// whether they answer (not inside an allocation of Slurm). The last line on standard error says what happened. Call it
+/// from the main thread. Throws ConfigError where there is no mpirun of Open MPI in PATH, or hosts do not answer at
+/// first.
 int launch_on_hosts(const HostsOptions& options);
 
-/// In the process that mpirun starts as a rank: runs `command` as the rank's program, supervised by launch_on_hosts() of
-/// another process, and returns the exit code for mpirun. OMP_NUM_THREADS, unless it is set, is the rank's share of its
-/// host's cores. Throws ConfigError where mpirun or launch_on_hosts() has not started this process, CommError where no
-/// address of the latter can be reached.
+/// In the process that mpirun starts as a rank: runs `command` as the rank's program, supervised by launch_on_hosts()
+/// of another process, and returns the exit code for mpirun. OMP_NUM_THREADS, unless it is set, is the rank's share of
+/// its host's cores. Throws ConfigError where mpirun or launch_on_hosts() has not started this process, CommError where
+/// no address of the latter can be reached.
 int run_rank_of_host(const std::vector<std::string>& command);
 
 }  // namespace zero

@@ -25,10 +25,10 @@ bool is_open_mpi_without_pmi() {
   if (!init || ::dladdr(init, &library) == 0 || !library.dli_fname) return false;
   bool has_components = false, has_pmi = false;
   std::error_code error;
-  for (const auto& folder : std::filesystem::directory_iterator(
-           std::filesystem::path(library.dli_fname).parent_path(), error)) {
-    if (!folder.path().filename().string().starts_with("openmpi") || !folder.is_directory(error)) continue;
-    for (const auto& file : std::filesystem::directory_iterator(folder.path(), error)) {
+  const std::filesystem::path folder = std::filesystem::canonical(library.dli_fname, error).parent_path();
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (!entry.path().filename().string().starts_with("openmpi")) continue;
+    for (const auto& file : std::filesystem::recursive_directory_iterator(entry.path(), error)) {
       const std::string name = file.path().filename().string();
       has_components |= name.starts_with("mca_");
       has_pmi |= name.starts_with("mca_pmix_s1.") || name.starts_with("mca_pmix_s2.");

@@ -266,9 +266,9 @@ namespace {
 
 /// What ranks on several hosts lack, and what to do.
 [[noreturn]] void refuse_several_hosts(const Discovery& discovery, bool build_has_mpi) {
-  const std::string started = fmt::format(
-      "{} started {} ranks, {} on this host", launcher_name(discovery.launcher), discovery.size,
-      discovery.local_size == 0 ? std::string("an unknown number") : std::to_string(discovery.local_size));
+  const std::string started =
+      fmt::format("{} started {} ranks, {} on this host", launcher_name(discovery.launcher), discovery.size,
+                  discovery.local_size == 0 ? std::string("an unknown number") : std::to_string(discovery.local_size));
   if (!build_has_mpi) {
     throw ConfigError(fmt::format(
         "{}: ranks on several hosts need MPI, and this build has none. Build with -DZERO_WITH_MPI=ON, and start them "

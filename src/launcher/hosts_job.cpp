@@ -33,7 +33,7 @@ constexpr int kPollMs = 100;
 constexpr std::int64_t kStartLimitNs = 180 * base::kNanosPerSecond;
 /// What is left of a job that has lost a host waits for it in vain.
 constexpr int kLostGraceMs = 500, kLostKillAfterMs = 1'000;
-constexpr std::int64_t kLeaveLimitNs = 2 * base::kNanosPerSecond;  ///< for mpirun to end once all ranks have
+constexpr std::int64_t kLeaveLimitNs = 2 * base::kNanosPerSecond;   ///< for mpirun to end once all ranks have
 constexpr std::int64_t kMpirunKillNs = 700 * base::kNanosPerMilli;  ///< from its SIGTERM to its SIGKILL
 
 /// Variables of this process that a rank needs to find its program and its settings.
@@ -120,11 +120,12 @@ std::vector<std::string> HostsJob::mpirun_command() const {
   std::string hosts;
   for (const auto& [host, slots] : hosts_) hosts += fmt::format("{}{}:{}", hosts.empty() ? "" : ",", host, slots);
   // Our library pins ranks itself.
-  std::vector<std::string> command = {"mpirun", "-np",       std::to_string(ranks_.size()), "--host", hosts,
+  std::vector<std::string> command = {"mpirun",    "-np", std::to_string(ranks_.size()), "--host", hosts,
                                       "--bind-to", "none"};
   // mpirun takes eight minutes by default to notice a link that is cut.
-  for (const auto& [name, value] :
-       {std::pair("oob_tcp_keepalive_time", "6"), {"oob_tcp_keepalive_intvl", "1"}, {"oob_tcp_keepalive_probes", "3"}}) {
+  for (const auto& [name, value] : {std::pair("oob_tcp_keepalive_time", "6"),
+                                    {"oob_tcp_keepalive_intvl", "1"},
+                                    {"oob_tcp_keepalive_probes", "3"}}) {
     if (!std::getenv(fmt::format("OMPI_MCA_{}", name).c_str())) command.insert(command.end(), {"--mca", name, value});
   }
   std::set<std::string> passed_on = {kMeeting, kSecretOfAgents, kSecretOfLauncher};
@@ -230,9 +231,11 @@ bool HostsJob::take_in(std::shared_ptr<Channel>& stranger) {
   const auto message = stranger->next();
   if (!message) return false;
   const json hello = json::parse(message->body, nullptr, /*allow_exceptions=*/false);
-  if (message->kind != MessageKind::kHello || !hello.is_object() || hello.value("secret", "") != agent_secret_) return true;
+  if (message->kind != MessageKind::kHello || !hello.is_object() || hello.value("secret", "") != agent_secret_)
+    return true;
   const int number = hello.value("rank", -1);
-  if (number < 0 || number >= static_cast<int>(ranks_.size()) || hello.value("size", 0) != static_cast<int>(ranks_.size()))
+  if (number < 0 || number >= static_cast<int>(ranks_.size()) ||
+      hello.value("size", 0) != static_cast<int>(ranks_.size()))
     return true;
   Rank& rank = ranks_[static_cast<std::size_t>(number)];
   if (rank.channel && !rank.channel->is_gone()) return true;
@@ -360,10 +363,12 @@ void HostsJob::reap_mpirun() {
   if (failure_ || stop_signal_ != 0 || left_at_ns_ != 0) return;
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   Failure failure{.exit_code = code != 0 ? code : 1, .at_ns = base::monotonic_ns()};
-  failure.text = WIFEXITED(status) && WEXITSTATUS(status) == 127 && !started_ ? std::string("mpirun cannot be started")
-                 : ended_by_mpirun_ ? fmt::format("mpirun ended the job with exit code {}: a rank called MPI_Abort, or mpirun was asked to", code)
-                 : started_ ? fmt::format("mpirun ended with exit code {}", code)
-                            : fmt::format("mpirun ended with exit code {} before the ranks had started", code);
+  failure.text =
+      WIFEXITED(status) && WEXITSTATUS(status) == 127 && !started_ ? std::string("mpirun cannot be started")
+      : ended_by_mpirun_
+          ? fmt::format("mpirun ended the job with exit code {}: a rank called MPI_Abort, or mpirun was asked to", code)
+      : started_ ? fmt::format("mpirun ended with exit code {}", code)
+                 : fmt::format("mpirun ended with exit code {} before the ranks had started", code);
   fail(std::move(failure));
 }
 
@@ -516,10 +521,10 @@ std::string HostsJob::describe_lost() const {
     of_host += rank.host == first.host ? 1 : 0;
     if (rank.host == first.host && rank.lost) lost.push_back(number);
   }
-  const std::string why =
-      first.frozen ? fmt::format("no sign of life for {:.1f} s: its link is cut, or it is down or frozen",
-                                 static_cast<double>(host_limit_ns_) / base::kNanosPerSecond)
-                   : "its processes were ended at once";
+  const std::string why = first.frozen
+                              ? fmt::format("no sign of life for {:.1f} s: its link is cut, or it is down or frozen",
+                                            static_cast<double>(host_limit_ns_) / base::kNanosPerSecond)
+                              : "its processes were ended at once";
   return static_cast<int>(lost.size()) == of_host
              ? fmt::format("host {} ({}) was lost: {}", first.host, text_of_numbers(lost), why)
              : fmt::format("{} on {} was lost: {}", text_of_numbers(lost), first.host, why);
@@ -553,22 +558,23 @@ int HostsJob::report() {
   const int signal = failure_->exit_code - 128;
   const bool forced = (killed_ && signal == SIGKILL) || (terminated_at_ns_ != 0 && signal == SIGTERM);
   if (stop_signal_ != 0 && (signal == stop_signal_ || forced)) {
-    const char* const how = killed_ && signal == SIGKILL                    ? "; ranks that did not end had to be killed"
-                            : signal == SIGTERM && stop_signal_ != SIGTERM ? "; ranks that did not end had to be terminated"
-                                                                           : "";
+    const char* const how = killed_ && signal == SIGKILL ? "; ranks that did not end had to be killed"
+                            : signal == SIGTERM && stop_signal_ != SIGTERM
+                                ? "; ranks that did not end had to be terminated"
+                                : "";
     return end(128 + stop_signal_, fmt::format("stopped by SIG{}{}", ::sigabbrev_np(stop_signal_), how));
   }
   const double seconds = seconds_since_start(failure_->at_ns);
-  const char* const others = ranks_.size() == 1      ? ""
-                             : killed_               ? "; the others had to be killed"
+  const char* const others = ranks_.size() == 1       ? ""
+                             : killed_                ? "; the others had to be killed"
                              : terminated_at_ns_ != 0 ? "; the others had to be terminated"
                                                       : "";
   if (failure_->lost_host) return end(failure_->exit_code, fmt::format("{}, after {:.1f} s", describe_lost(), seconds));
   if (failure_->rank < 0) return end(failure_->exit_code, fmt::format("{}, after {:.1f} s", failure_->text, seconds));
   const Rank& rank = ranks_[static_cast<std::size_t>(failure_->rank)];
   return end(failure_->exit_code,
-             fmt::format("rank {} of {} (pid {} on {}) failed first: {}, after {:.1f} s{}", failure_->rank, ranks_.size(),
-                         rank.pid, rank.host, failure_->text, seconds, others));
+             fmt::format("rank {} of {} (pid {} on {}) failed first: {}, after {:.1f} s{}", failure_->rank,
+                         ranks_.size(), rank.pid, rank.host, failure_->text, seconds, others));
 }
 
 }  // namespace zero::launcher

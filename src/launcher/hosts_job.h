@@ -56,8 +56,8 @@ class HostsJob {
     std::int64_t heard_ns = 0, stopped_since_ns = 0;
   };
   struct Failure {
-    int rank = -1;            ///< -1: of no rank
-    std::string text;         ///< what happened, without when
+    int rank = -1;     ///< -1: of no rank
+    std::string text;  ///< what happened, without when
     int exit_code = 1;
     bool lost_host = false;
     std::int64_t at_ns = 0;

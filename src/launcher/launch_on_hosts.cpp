@@ -63,9 +63,10 @@ std::map<std::string, std::string> silent_hosts(const std::vector<HostSlots>& ho
   for (const HostAnswer& answer : run_on_hosts(names, {"true"}, kProbeTimeout)) {
     if (answer.in_time && answer.exit_code == 0) continue;
     silent[answer.host] =
-        answer.in_time ? fmt::format("`{} {} true` ended with exit code {}{}", shell, answer.host, answer.exit_code,
-                                     answer.error.empty() ? "" : ": " + last_line(answer.error))
-                       : fmt::format("`{} {} true` did not answer within {} s", shell, answer.host, kProbeTimeout.count());
+        answer.in_time
+            ? fmt::format("`{} {} true` ended with exit code {}{}", shell, answer.host, answer.exit_code,
+                          answer.error.empty() ? "" : ": " + last_line(answer.error))
+            : fmt::format("`{} {} true` did not answer within {} s", shell, answer.host, kProbeTimeout.count());
   }
   return silent;
 }
@@ -86,17 +87,18 @@ Choice choose_hosts(const HostsOptions& options, launcher::EventLog& events) {
     if (found == silent.end() && !enough) choice.hosts.push_back(host);
     if (found == silent.end()) continue;
     events.add("host_left_out", {{"host", host.host}, {"why", found->second}});
-    choice.problem += fmt::format("{}host {} does not answer: {}", choice.problem.empty() ? "" : "; ", host.host,
-                                  found->second);
+    choice.problem +=
+        fmt::format("{}host {} does not answer: {}", choice.problem.empty() ? "" : "; ", host.host, found->second);
   }
   const int fewest = may_differ ? options.min_hosts : static_cast<int>(wanted.size());
   if (static_cast<int>(choice.hosts.size()) >= fewest) {
     if (!choice.problem.empty()) launcher::write_line(options.name, choice.problem + "; it is left out");
     return choice;
   }
-  choice.problem += may_differ ? fmt::format(". {} of the {} hosts that are needed answer", choice.hosts.size(), fewest)
-                               : ". Give it a login without a password, or name it no more; --nnodes MIN:MAX leaves out "
-                                 "hosts that do not answer";
+  choice.problem += may_differ
+                        ? fmt::format(". {} of the {} hosts that are needed answer", choice.hosts.size(), fewest)
+                        : ". Give it a login without a password, or name it no more; --nnodes MIN:MAX leaves out "
+                          "hosts that do not answer";
   choice.hosts.clear();
   return choice;
 }

@@ -83,9 +83,12 @@ class Agent {
 };
 
 bool Agent::greet(Channel& channel) const {
-  const json hello = {{"secret", std::getenv(kSecretOfAgents)}, {"rank", rank_},
-                      {"size", size_},                          {"local_size", local_size_},
-                      {"host", host_name()},                    {"port", free_port()}};
+  const json hello = {{"secret", std::getenv(kSecretOfAgents)},
+                      {"rank", rank_},
+                      {"size", size_},
+                      {"local_size", local_size_},
+                      {"host", host_name()},
+                      {"port", free_port()}};
   channel.queue(MessageKind::kHello, hello.dump());
   const std::int64_t deadline_ns = base::monotonic_ns() + 5 * base::kNanosPerSecond;
   while (base::monotonic_ns() < deadline_ns && !channel.is_gone()) {
@@ -116,10 +119,10 @@ void Agent::connect() {
       return;
     }
   }
-  throw CommError(
-      fmt::format("rank {} on {} cannot reach the launcher at TCP port {} of {}. Allow connections between the hosts, in "
-                  "particular to the one that the job is started on.",
-                  rank_, host_name(), port, fmt::join(addresses, ", ")));
+  throw CommError(fmt::format(
+      "rank {} on {} cannot reach the launcher at TCP port {} of {}. Allow connections between the hosts, in "
+      "particular to the one that the job is started on.",
+      rank_, host_name(), port, fmt::join(addresses, ", ")));
 }
 
 void Agent::wait_for_start() {

@@ -20,6 +20,10 @@ contains "first start" "$(grep '"event":"start"' again/launch.jsonl | head -1)" 
 contains "second start" "$(grep '"event":"start"' again/launch.jsonl | tail -1)" '"host":"h3"'
 link 2 up
 
+# ---- a run folder that each host has to itself ----
+"$zero" launch --hostfile "$HOSTFILE" -n 2 "$training_run" "$config" /tmp/run >said.out 2>&1 && fail "a folder that is not shared is taken"
+contains "a folder that is not shared" "$(cat said.out)" "is another one on other hosts: rank 1 does not see"
+
 # ---- zero doctor ----
 "$zero" doctor --hosts "$HOSTFILE" --run-dir "$work/run" >said.out || fail "doctor: $(cat said.out)"
 contains "doctor" "$(cat said.out)" "Gbit/s from h1"

@@ -138,8 +138,8 @@ TEST(Rendezvous, HowRanksLie) {
   EXPECT_EQ(spread({{"MASTER_ADDR", "10.77.0.1"}}), Spread::kUnknown);
   EXPECT_EQ(spread({{"MASTER_ADDR", "h1"}, {"LOCAL_RANK", "1"}}), Spread::kUnknown);
   EXPECT_EQ(spread({{"MASTER_ADDR", "h1"}, {"LOCAL_RANK", "0"}}), Spread::kSeveralHosts);
-  const Discovery found = discover_in(
-      {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h1"}, {"MASTER_PORT", "29500"}});
+  const Discovery found =
+      discover_in({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h1"}, {"MASTER_PORT", "29500"}});
   EXPECT_EQ(found.master_address, "h1");
   EXPECT_EQ(found.master_port, 29500);
   EXPECT_EQ(is_of_this_host("127.0.0.1"), true);
@@ -205,9 +205,8 @@ Discovery place(Launcher launcher, int size, int local_size, std::string wanted 
   discovery.size = size;
   discovery.local_size = local_size;
   discovery.wanted_backend = std::move(wanted);
-  discovery.spread = local_size == size || (local_size == 0 && launcher == Launcher::kTorchrun)
-                         ? Spread::kOneHost
-                         : Spread::kSeveralHosts;
+  discovery.spread = local_size == size || (local_size == 0 && launcher == Launcher::kTorchrun) ? Spread::kOneHost
+                                                                                                : Spread::kSeveralHosts;
   return discovery;
 }
 

@@ -197,19 +197,19 @@ void add_doctor_command(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<Arguments>();
   Arguments& to = *arguments;
   CLI::App* command = app.add_subcommand("doctor", "what this machine has, and what that means for training");
-  add_options(*command,
-              {{"--json", &to.json, Values{}, "print JSON, for scripts"},
-               {"--dir", &to.folder, Values{"DIR"}, "folder whose disk is looked at"},
-               {"--hosts", &to.hosts.hostfile, not_empty("FILE", "a hostfile"),
-                "look at these hosts, and at the links between them; lines such as 'worker-1 slots=4'"},
-               {"--run-dir", &to.hosts.run_dir, not_empty("DIR", "a folder"),
-                "with --hosts: see whether all of them share this folder"},
-               {"--timeout", &to.hosts.timeout_s, real(1, 3600, "S"), "with --hosts: seconds a host has to answer (default 20)"},
-               {"--free-memory-of", &to.device, device_name("DEVICE"),
-                "print only the free bytes of each such device (cuda, cuda:1), as JSON"},
-               {"--facts-of-host", &to.facts_of_host, Values{}, "what --hosts runs on each host", ""},
-               {"--measure-links", &to.links, Values{}, "what --hosts runs as ranks", ""},
-               {"--token", &to.token, Values{"TEXT"}, "of --facts-of-host", ""}});
+  add_options(*command, {{"--json", &to.json, Values{}, "print JSON, for scripts"},
+                         {"--dir", &to.folder, Values{"DIR"}, "folder whose disk is looked at"},
+                         {"--hosts", &to.hosts.hostfile, not_empty("FILE", "a hostfile"),
+                          "look at these hosts, and at the links between them; lines such as 'worker-1 slots=4'"},
+                         {"--run-dir", &to.hosts.run_dir, not_empty("DIR", "a folder"),
+                          "with --hosts: see whether all of them share this folder"},
+                         {"--timeout", &to.hosts.timeout_s, real(1, 3600, "S"),
+                          "with --hosts: seconds a host has to answer (default 20)"},
+                         {"--free-memory-of", &to.device, device_name("DEVICE"),
+                          "print only the free bytes of each such device (cuda, cuda:1), as JSON"},
+                         {"--facts-of-host", &to.facts_of_host, Values{}, "what --hosts runs on each host", ""},
+                         {"--measure-links", &to.links, Values{}, "what --hosts runs as ranks", ""},
+                         {"--token", &to.token, Values{"TEXT"}, "of --facts-of-host", ""}});
   command->callback([arguments, &exit_code] {
     if (arguments->facts_of_host) {
       exit_code = print_facts_for_hosts_doctor(arguments->hosts.run_dir, arguments->token);

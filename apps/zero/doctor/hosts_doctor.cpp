@@ -38,9 +38,7 @@ using nlohmann::ordered_json;
 constexpr double kMostClockOffsetS = 1.0;
 constexpr const char* kLineMark = "zero_doctor: ";  ///< before a line of JSON, among what shells and ssh print
 
-double now_s() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
+double now_s() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
 fs::path probe_file(const std::string& run_dir, const std::string& token, const std::string& host) {
   return fs::path(run_dir) / fmt::format(".zero_doctor_{}_{}", token, host);
@@ -132,8 +130,9 @@ void compare_with_first(std::vector<Host>& hosts) {
                     "its results differ in their last bits: set ATEN_CPU_CAPABILITY and ZERO_ISA to the lesser on all");
     }
     if (std::abs(host.offset_s) > kMostClockOffsetS)
-      host.complain(fmt::format("its clock is {:.1f} s {}", std::abs(host.offset_s), host.offset_s > 0 ? "ahead" : "behind"),
-                    "set the clocks by NTP (chrony)");
+      host.complain(
+          fmt::format("its clock is {:.1f} s {}", std::abs(host.offset_s), host.offset_s > 0 ? "ahead" : "behind"),
+          "set the clocks by NTP (chrony)");
     if (host.number("cores") < host.slots)
       host.complain(fmt::format("{} slots, and {} cores", host.slots, host.number("cores")),
                     "give the host no more slots than it has cores or GPUs");
@@ -171,9 +170,11 @@ void measure_between(std::vector<Host>& hosts, double timeout_s) {
     for (const Host* host : meet) lines << host->name << " slots=1\n";
   }
   const std::string own = own_command()[0];
-  const auto timeout = std::chrono::milliseconds(static_cast<int>(1000 * (timeout_s + 5.0 * static_cast<double>(meet.size()))));
+  const auto timeout =
+      std::chrono::milliseconds(static_cast<int>(1000 * (timeout_s + 5.0 * static_cast<double>(meet.size()))));
   const auto answers = run_on_hosts(
-      {"localhost"}, {own, "launch", "--hostfile", file.string(), "--no-prefix", own, "doctor", "--measure-links"}, timeout);
+      {"localhost"}, {own, "launch", "--hostfile", file.string(), "--no-prefix", own, "doctor", "--measure-links"},
+      timeout);
   std::error_code error;
   fs::remove(file, error);
   const auto found = marked_json(answers[0].out);
@@ -207,8 +208,9 @@ void print_host(const Host& host, const std::string& first, bool looks_at_folder
                                 looks_at_folder && host.problems.empty() ? "; run folder is shared" : ""));
   }
   if (host.link)
-    lines.push_back(fmt::format("{} from {}, {:.0f} us there and back", bits_per_second(host.link->value("nbytes_per_s", 0.0)),
-                                first, 1e6 * host.link->value("round_trip_s", 0.0)));
+    lines.push_back(fmt::format("{} from {}, {:.0f} us there and back",
+                                bits_per_second(host.link->value("nbytes_per_s", 0.0)), first,
+                                1e6 * host.link->value("round_trip_s", 0.0)));
   for (std::size_t i = 0; i < host.problems.size(); ++i) lines.push_back(host.problems[i] + ": " + host.remedies[i]);
   std::string text;
   for (const std::string& line : lines) text += wrapped(text.empty() ? "   " + host.name : "", line, kIndent);
@@ -265,7 +267,8 @@ int examine_hosts(const HostsDoctorOptions& options) {
     Console(true).print(to_json(hosts).dump(2) + "\n");
   } else {
     for (const Host& host : hosts) print_host(host, hosts.front().name, !run_dir.empty());
-    Console(true).print(well ? "\nready to train:\n  zero launch --hostfile " + for_shell(options.hostfile) + " zero train\n"
+    Console(true).print(well ? "\nready to train:\n  zero launch --hostfile " + for_shell(options.hostfile) +
+                                   " zero train\n"
                              : "\nwhat is marked !! needs mending\n");
   }
   return well ? 0 : 1;
@@ -309,7 +312,8 @@ int measure_links() {
     std::vector<std::byte> data(1);
     const auto there_and_back = [&](std::size_t nbytes) {
       data.resize(nbytes);
-      for (const int root : {0, 1}) pair.broadcast(data.data(), static_cast<std::int64_t>(nbytes), DType::kByte, root).wait();
+      for (const int root : {0, 1})
+        pair.broadcast(data.data(), static_cast<std::int64_t>(nbytes), DType::kByte, root).wait();
     };
     constexpr int kRounds = 50;
     there_and_back(1);
