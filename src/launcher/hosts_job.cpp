@@ -99,6 +99,11 @@ HostsJob::HostsJob(const HostsOptions& options, std::vector<HostSlots> hosts, in
       host_limit_ns_(host_timeout_ms(options) * base::kNanosPerMilli) {
   int ranks = 0;
   for (const HostSlots& host : hosts_) ranks += host.slots;
+  // A connection and a log for each rank.
+  if (::getrlimit(RLIMIT_NOFILE, &files_before_) == 0) {
+    const rlimit files{files_before_.rlim_max, files_before_.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &files);
+  }
   ranks_.resize(static_cast<std::size_t>(ranks));
   for (int number = 0; number < ranks; ++number) {
     Rank& rank = ranks_[static_cast<std::size_t>(number)];
@@ -149,6 +154,7 @@ void HostsJob::start_mpirun(const SignalReader& signals) {
     ::setpgid(0, 0);  // the terminal's signals come from us
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (::getppid() != launcher) ::_exit(127);
+    ::setrlimit(RLIMIT_NOFILE, &files_before_);
     if (::isatty(STDIN_FILENO) == 1) ::dup2(::open("/dev/null", O_RDONLY), STDIN_FILENO);
     ::dup2(out.second.get(), STDOUT_FILENO);
     ::dup2(error.second.get(), STDERR_FILENO);
@@ -198,13 +204,18 @@ void HostsJob::poll_once(const SignalReader& signals) {
   add(mpirun_out_.get(), POLLIN);
   add(mpirun_error_.get(), POLLIN);
   for (const auto& stranger : strangers_) add(stranger->fd(), POLLIN);
-  for (const Rank& rank : ranks_) {
+  std::vector<int> numbers;
+  const std::size_t first = polled.size();
+  for (int number = 0; number < static_cast<int>(ranks_.size()); ++number) {
+    const Rank& rank = ranks_[static_cast<std::size_t>(number)];
     if (!rank.channel || rank.channel->is_gone()) continue;
     add(rank.channel->fd(), static_cast<short>(rank.channel->unsent() > 0 ? POLLIN | POLLOUT : POLLIN));
+    numbers.push_back(number);
   }
   ::poll(polled.data(), polled.size(), kPollMs);
+  for (std::size_t i = 0; i < numbers.size(); ++i)
+    if (polled[first + i].revents != 0) read_rank(numbers[i]);
   accept_agents();
-  for (int number = 0; number < static_cast<int>(ranks_.size()); ++number) read_rank(number);
   forward_mpirun();
   bool unread = false;
   for (const Rank& rank : ranks_) unread |= rank.out.is_unread();

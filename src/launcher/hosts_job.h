@@ -1,5 +1,6 @@
 #pragma once
 // One start of a job on several hosts: mpirun as a child, and the agents of its ranks.
+#include <sys/resource.h>
 #include <sys/types.h>
 
 #include <atomic>
@@ -100,6 +101,7 @@ class HostsJob {
   std::pair<comm::FileDescriptor, int> listener_ = listen_anywhere();
   std::vector<std::shared_ptr<Channel>> strangers_;
   std::vector<Rank> ranks_;
+  rlimit files_before_{};
   pid_t mpirun_ = 0;  ///< 0: it has ended
   int mpirun_status_ = 0;
   comm::FileDescriptor mpirun_out_, mpirun_error_;

@@ -71,6 +71,7 @@ class Agent {
 
   std::vector<std::string> command_;
   const pid_t own_pid_ = ::getpid();
+  const pid_t parent_ = ::getppid();  ///< mpirun's part on this host
   const int rank_ = number_of("OMPI_COMM_WORLD_RANK", -1), size_ = number_of("OMPI_COMM_WORLD_SIZE", 0);
   const int local_rank_ = number_of("OMPI_COMM_WORLD_LOCAL_RANK", 0);
   const int local_size_ = std::max(1, number_of("OMPI_COMM_WORLD_LOCAL_SIZE", 1));
@@ -212,8 +213,9 @@ void Agent::kill_rank(int signal) const {
   if (pid_ > 0 && !ended_) ::kill(-pid_, signal);
 }
 
+/// Or mpirun's part here is. (It may start ranks from a thread that ends, so the kernel is not asked to tell.)
 bool Agent::launcher_is_gone() const {
-  return channel_->is_gone() || (!paused_ && base::monotonic_ns() - heard_ns_ > kLauncherLimitNs);
+  return channel_->is_gone() || ::getppid() != parent_ || (!paused_ && base::monotonic_ns() - heard_ns_ > kLauncherLimitNs);
 }
 
 void Agent::report(json status) {
@@ -242,7 +244,6 @@ void Agent::drain() {
 }
 
 int Agent::run() {
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // mpirun's part on this host
   for (const int signal : {SIGTERM, SIGINT, SIGHUP}) {
     struct sigaction action {};
     action.sa_handler = note_end;
