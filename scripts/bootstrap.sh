@@ -14,7 +14,7 @@ packages=(g++ cmake ninja-build ccache mold nlohmann-json3-dev libcli11-dev libf
           libopenmpi-dev openmpi-bin libgtest-dev libxxhash-dev liburing-dev libucx-dev python3 python3-dev python3-venv)
 torch_version=2.13.0
 purpose=${1:-build}
-test_packages=(numpy==2.4.6 safetensors==0.8.0 tokenizers==0.23.3 pytest==9.2.0 pluggy==1.7.0 iniconfig==2.3.1 pygments==2.21.0 packaging==26.3 mypy==2.4.1 mypy_extensions==1.2.0 pathspec==1.1.1 librt==0.16.0 ast-serialize==0.13.1 clang-format==14.0.6)
+test_packages=(numpy==2.4.6 safetensors==0.8.0 tokenizers==0.23.3 pytest==9.2.0 pluggy==1.7.0 iniconfig==2.3.1 pygments==2.21.0 packaging==26.3 mypy==2.4.1 mypy_extensions==1.2.0 pathspec==1.1.1 librt==0.16.0 ast-serialize==0.13.1 clang-format==14.0.6 PyYAML==6.0.4)
 plot_packages=(matplotlib==3.11.2)
 
 libraries=(transformers==5.23.0 accelerate==1.15.0 peft==0.21.2 trl==1.16.0 lightning==2.6.6 gguf==0.19.0)
@@ -85,7 +85,7 @@ install_torch() {
 install_test_packages() {
   local folder=.venv
   if [ -n "${TORCH_DIR:-}" ]; then folder=build/python; fi
-  if [ -x "$folder/bin/python" ] && "$folder/bin/python" -c 'import numpy, safetensors, tokenizers, pytest, mypy, ast_serialize, clang_format' 2>/dev/null; then
+  if [ -x "$folder/bin/python" ] && "$folder/bin/python" -c 'import numpy, safetensors, tokenizers, pytest, mypy, ast_serialize, clang_format, yaml' 2>/dev/null; then
     return
   fi
   say "installing ${test_packages[*]} into $folder"

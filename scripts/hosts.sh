@@ -10,8 +10,10 @@
 # RATE is as tc takes it, or - for none; it holds in each direction of each host's link. The command is given to bash, and
 # sees
 #   HOSTFILE, HOSTS     the hosts h1, h2, ... as `h1 slots=1` (SLOTS=2 scripts/hosts.sh ...: two) and as words
-#   on_host N COMMAND   runs a command on another host, as `ssh` does; mpirun uses it, too
+#   on_host N COMMAND   runs a command on another host, as `ssh` does, also where its link is cut
+#   as_ssh N COMMAND    the same over the link; mpirun uses it
 #   link N down|up      cuts the link of a host, or mends it
+#   crash N             kills every process of a host
 #   freeze N, thaw N    stops every process of a host, or lets them go on
 # Addresses are 10.77.0.1, 10.77.0.2, ...
 set -euo pipefail
@@ -95,6 +97,18 @@ host=\${host##*.}
 shift
 exec nsenter -t "\$(cat "$work/init\$host")" --net --uts --ipc --mount --wd="\$PWD" bash -c "\$*"
 END
+cat >"$work/bin/as_ssh" <<END
+#!/bin/bash
+# As on_host, but a host whose link is cut does not answer.
+host=\${1#h}
+host=\${host##*.}
+if [ -z "\$(ip -n "$name" link show dev "$name.\$host" up 2>/dev/null)" ]; then
+  sleep 130
+  echo "as_ssh: \$1: Connection timed out" >&2
+  exit 255
+fi
+exec "$work/bin/on_host" "\$@"
+END
 cat >"$work/bin/link" <<END
 #!/bin/bash
 exec ip -n "$name" link set "$name.\$1" "\$2"
@@ -107,6 +121,16 @@ for process in /proc/[0-9]*; do
 done
 exit 0
 END
+cat >"$work/bin/crash" <<END
+#!/bin/bash
+init=\$(cat "$work/init\$1")
+network=\$(readlink "/proc/\$init/ns/net")
+for process in /proc/[0-9]*; do
+  pid=\${process#/proc/}
+  [ "\$(readlink "\$process/ns/net" 2>/dev/null)" != "\$network" ] || [ "\$pid" = "\$init" ] || kill -KILL "\$pid" 2>/dev/null
+done
+exit 0
+END
 cat >"$work/bin/thaw" <<END
 #!/bin/bash
 exec "$work/bin/freeze" "\$1" CONT
@@ -116,7 +140,7 @@ chmod +x "$work"/bin/*
 export HOSTFILE=$work/hostfile PATH=$work/bin:$PATH
 HOSTS=$(seq -f 'h%g' -s ' ' 1 "$count")
 export HOSTS
-export OMPI_MCA_plm_rsh_agent=$work/bin/on_host OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export OMPI_MCA_plm_rsh_agent=$work/bin/as_ssh OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export UCX_TLS=tcp,self  # the hosts have one kernel, and UCX would share memory between them
 export OMPI_MCA_btl_tcp_if_include=eth0 OMPI_MCA_oob_tcp_if_include=eth0
 status=0

@@ -180,7 +180,7 @@ struct StepOutcome {
 class TrainingRun {
  public:
   /// `engine` must outlive this object and must not be moved. *Collective.* Throws ConfigError on every rank if another
-  /// process is writing this run, Error or IoError if the folder cannot be created.
+  /// process is writing this run, Error or IoError if the folder cannot be created or is another one on other hosts.
   TrainingRun(Engine& engine, RunOptions options);
   ~TrainingRun();
   TrainingRun(const TrainingRun&) = delete;

@@ -1,5 +1,10 @@
 // zero::init_distributed: from the launcher's environment to a Group.
+#include <dlfcn.h>
 #include <fmt/format.h>
+
+#include <filesystem>
+#include <string>
+#include <system_error>
 
 #include "base/log.h"
 #include "comm/mpi/init.h"
@@ -13,15 +18,48 @@
 namespace zero {
 namespace {
 
+/// Whether the MPI library is an Open MPI whose components cannot talk to PMI-2 (or 1), as a distribution's: under
+/// `srun --mpi=pmi2` its MPI_Init would end the process. Open MPI 5 has none; one without component files may.
+bool is_open_mpi_without_pmi() {
+  void* const init = ::dlsym(RTLD_DEFAULT, "ompi_mpi_init");
+  Dl_info library{};
+  if (!init || ::dladdr(init, &library) == 0 || !library.dli_fname) return false;
+  bool has_components = false, has_pmi = false;
+  std::error_code error;
+  const std::filesystem::path folder = std::filesystem::canonical(library.dli_fname, error).parent_path();
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (!entry.path().filename().string().starts_with("openmpi")) continue;
+    for (const auto& file : std::filesystem::recursive_directory_iterator(entry.path(), error)) {
+      const std::string name = file.path().filename().string();
+      has_components |= name.starts_with("mca_");
+      has_pmi |= name.starts_with("mca_pmix_s1.") || name.starts_with("mca_pmix_s2.");
+    }
+  }
+  return has_components && !has_pmi;
+}
+
+void check_mpi_can_start(const comm::Discovery& discovery, const comm::Environment& environment) {
+  const bool by_slurm = environment.contains("SLURM_STEP_ID") && environment.contains("PMI_FD");
+  if (discovery.launcher != comm::Launcher::kPmi || !by_slurm || environment.contains("PMIX_NAMESPACE")) return;
+  if (!is_open_mpi_without_pmi()) return;
+  throw ConfigError(
+      "srun was called with --mpi=pmi2, which the Open MPI of this build does not know. Start the ranks with "
+      "`srun --mpi=pmix` (`srun --mpi=list` shows what this Slurm has), or use an Open MPI that was configured "
+      "--with-pmi.");
+}
+
 std::shared_ptr<comm::Backend> make_backend(const comm::Discovery& discovery, const DistributedOptions& options) {
   const comm::Environment environment = comm::current_environment();
   const auto over_ucx = [&](bool or_shm) {
     return comm::make_ucx_backend(discovery, environment, options.rendezvous_timeout, or_shm);
   };
   // UCX is loaded only where it may be used.
-  const bool asks_ucx = discovery.size > 1 && discovery.local_size != discovery.size && !discovery.meeting_host.empty();
-  switch (comm::choose_backend(discovery, options.backend,
-                               {comm::build_has_mpi(), asks_ucx ? comm::ucx_problem() : std::string()})) {
+  const bool may_be_ucx = discovery.spread != comm::Spread::kOneHost && !discovery.master_address.empty();
+  const comm::BackendKind kind =
+      comm::choose_backend(discovery, options.backend,
+                           {comm::build_has_mpi(), may_be_ucx ? comm::ucx_problem() : std::string()});
+  if (kind == comm::BackendKind::kMpi) check_mpi_can_start(discovery, environment);
+  switch (kind) {
     case comm::BackendKind::kSelf:
       return comm::make_self_backend();
     case comm::BackendKind::kMpi:
@@ -49,7 +87,10 @@ Group init_distributed(const DistributedOptions& options) {
                     options.timeout.count(), options.rendezvous_timeout.count()));
   }
   comm::best_isa();  // complains of ZERO_ISA
-  const comm::Discovery discovery = comm::discover(comm::current_environment(), comm::parent_tag());
+  comm::Discovery discovery = comm::discover(comm::current_environment(), comm::parent_tag());
+  // The first rank's host cannot know it of the others. They do, and end before they wait in vain.
+  if (discovery.spread == comm::Spread::kUnknown && !comm::is_of_this_host(discovery.master_address).value_or(true))
+    discovery.spread = comm::Spread::kSeveralHosts;
   Group group(make_backend(discovery, options));
   if (group.size() > 1) base::set_log_rank(group.rank());
   if (options.timeout.count() > 0) group.set_timeout(options.timeout);

@@ -1,9 +1,15 @@
 #include "comm/rendezvous.h"
 
 #include <fmt/format.h>
+#include <ifaddrs.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <charconv>
+#include <cstring>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -34,7 +40,7 @@ const std::vector<Variables>& known_launchers() {
       {Launcher::kPmi,
        {"PMI_RANK"},
        {"PMI_SIZE"},
-       {"MPI_LOCALRANKID", "PMI_LOCAL_RANK"},
+       {"MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"},
        {"MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"}},
       {Launcher::kSlurm, {"SLURM_PROCID"}, {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}, {"SLURM_LOCALID"}, {}},
   };
@@ -112,7 +118,7 @@ std::string slurm_local_size(const Reader& reader) {
 int local_size_of(const Variables& variables, const Reader& reader, int size) {
   if (const auto value = reader.number(variables.local_size)) return value->value;
   if (variables.launcher == Launcher::kZero) return size;
-  if (variables.launcher == Launcher::kSlurm) {
+  if (variables.launcher == Launcher::kSlurm || (variables.launcher == Launcher::kPmi && inside_srun(reader))) {
     const Environment parsed{{"SLURM_STEP_TASKS_PER_NODE", slurm_local_size(reader)}};
     if (const auto value = Reader(parsed).number({"SLURM_STEP_TASKS_PER_NODE"})) return value->value;
   }
@@ -145,6 +151,42 @@ std::string job_id_of(Launcher launcher, const Reader& reader, const std::string
   return fmt::format("parent-{}", parent);
 }
 
+/// By the text alone, which is the same for all ranks: a name may have a loopback address on its own host.
+bool is_loopback(const std::string& address) {
+  return address == "localhost" || address == "::1" || address.starts_with("127.");
+}
+
+Spread spread_of(const Discovery& found, const Reader& reader) {
+  if (found.local_size > 0) return found.local_size == found.size ? Spread::kOneHost : Spread::kSeveralHosts;
+  if (found.launcher != Launcher::kTorchrun) return Spread::kSeveralHosts;  // tasks of nodes that differ
+  if (reader.text("LOCAL_RANK") && found.local_rank != found.rank) return Spread::kSeveralHosts;
+  const bool one_host = found.master_address.empty() || is_loopback(found.master_address);
+  return one_host ? Spread::kOneHost : Spread::kUnknown;
+}
+
+bool mpi_can_start(Launcher launcher, const Reader& reader) {
+  const auto has = [&](const char* name) { return reader.text(name) != nullptr; };
+  return launcher != Launcher::kSlurm || has("PMIX_RANK") || has("PMIX_NAMESPACE") || has("PMI_FD") ||
+         has("PMI_RANK") || has("OMPI_COMM_WORLD_RANK");
+}
+
+/// "node[07-09,12],other" begins with node07.
+std::string first_node(const std::string& nodes) {
+  const auto bracket = nodes.find_first_of("[,");
+  if (bracket == std::string::npos || nodes[bracket] == ',') return nodes.substr(0, bracket);
+  const auto end = nodes.find_first_of("-,]", bracket);
+  return nodes.substr(0, bracket) + nodes.substr(bracket + 1, end - bracket - 1);
+}
+
+void meet_at_first_node(Discovery& found, const Reader& reader) {
+  const std::string* nodes = reader.text("SLURM_STEP_NODELIST");
+  const auto job = reader.number({"SLURM_JOB_ID"}), step = reader.number({"SLURM_STEP_ID"});
+  if (!nodes || !job || !step) return;
+  constexpr int kFirstPort = 20'000, kPorts = 10'000;
+  found.master_address = first_node(*nodes);
+  if (found.master_port == 0) found.master_port = kFirstPort + (job->value * 31 + step->value) % kPorts;
+}
+
 Discovery read(const Variables& variables, const Reader& reader, const std::string& parent) {
   const auto rank = reader.number(variables.rank);
   const auto size = reader.number(variables.size);
@@ -171,6 +213,11 @@ Discovery read(const Variables& variables, const Reader& reader, const std::stri
                     "<= world size is wanted. Correct the variables or start the ranks with `zero launch`.",
                     launcher_name(found.launcher), found.local_rank, found.local_size, found.size));
   }
+  if (const std::string* address = reader.text("MASTER_ADDR")) found.master_address = *address;
+  if (const auto port = reader.number({"MASTER_PORT"})) found.master_port = port->value;
+  found.spread = spread_of(found, reader);
+  found.mpi_can_start = mpi_can_start(found.launcher, reader);
+  if (!found.mpi_can_start && found.master_address.empty()) meet_at_first_node(found, reader);
   found.job_id = job_id_of(found.launcher, reader, parent);
   return found;
 }
@@ -189,13 +236,12 @@ void check_agreement(const Discovery& chosen, const Variables& other, const Read
 /// A program under mpirun or srun that has copied its numbers to RANK and WORLD_SIZE, as torch.distributed reads them,
 /// on several hosts: the launcher knows what these do not say.
 bool is_copied_from(const Variables& other, const Reader& reader, const Discovery& chosen) {
-  if (chosen.launcher != Launcher::kTorchrun || chosen.local_size != 0 || !applies(other, reader)) return false;
+  if (chosen.launcher != Launcher::kTorchrun || !applies(other, reader)) return false;
   const auto rank = reader.number(other.rank), size = reader.number(other.size);
-  return rank && size && rank->value == chosen.rank && size->value == chosen.size && size->value > 1 &&
-         local_size_of(other, reader, size->value) != size->value;
+  if (!rank || !size || rank->value != chosen.rank || size->value != chosen.size || size->value == 1) return false;
+  const int local_size = local_size_of(other, reader, size->value);
+  return local_size != size->value && (chosen.local_size == 0 || chosen.local_size == local_size);
 }
-
-bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
 
 }  // namespace
 
@@ -231,14 +277,44 @@ Discovery discover(const Environment& environment, const std::string& parent) {
     }
   }
   if (const std::string* wanted = reader.text("ZERO_BACKEND")) chosen.wanted_backend = *wanted;
-  if (const std::string* host = reader.text("MASTER_ADDR")) chosen.meeting_host = *host;
   return chosen;
 }
+
+namespace {
+
+/// What ranks on several hosts lack, and what to do.
+[[noreturn]] void refuse_several_hosts(const Discovery& discovery, const Transports& transports) {
+  const std::string started =
+      fmt::format("{} started {} ranks, {} on this host", launcher_name(discovery.launcher), discovery.size,
+                  discovery.local_size == 0 ? std::string("an unknown number") : std::to_string(discovery.local_size));
+  const std::string ucx =
+      transports.ucx_problem.empty()
+          ? std::string("UCX can connect them once MASTER_ADDR and MASTER_PORT are set, on all ranks, to the address of "
+                        "rank 0's host and a free port of it.")
+          : fmt::format("UCX is not there: {}.", transports.ucx_problem);
+  if (!transports.mpi) {
+    throw ConfigError(fmt::format(
+        "{}: ranks on several hosts need UCX or MPI, and this build has no MPI. {} Or build with -DZERO_WITH_MPI=ON, and "
+        "start them with `zero launch --hostfile`, mpirun or `srun --mpi=pmix`.",
+        started, ucx));
+  }
+  if (discovery.launcher == Launcher::kSlurm) {
+    throw ConfigError(fmt::format(
+        "{}, without a way for MPI to connect them: srun was called without --mpi. Start them with `srun --mpi=pmix` "
+        "(`srun --mpi=list` shows what this Slurm has), or set MpiDefault=pmix in slurm.conf. {}",
+        started, ucx));
+  }
+  throw ConfigError(fmt::format(
+      "{}: ranks on several hosts need UCX or MPI. {} Or start them with `zero launch --hostfile`, mpirun or "
+      "`srun --mpi=pmix` (this build has MPI).",
+      started, ucx));
+}
+
+}  // namespace
 
 BackendKind choose_backend(const Discovery& discovery, const std::string& requested, const Transports& transports) {
   const bool by_variable = requested == "auto" && !discovery.wanted_backend.empty();
   const std::string wanted = by_variable ? discovery.wanted_backend : requested;
-  const bool one_host = discovery.local_size == discovery.size;
   const auto where = by_variable ? "environment variable ZERO_BACKEND" : "option `backend`";
   if (wanted == "self") {
     if (discovery.size == 1) return BackendKind::kSelf;
@@ -252,7 +328,7 @@ BackendKind choose_backend(const Discovery& discovery, const std::string& reques
   }
   if (wanted == "ucx") return BackendKind::kUcx;  // which says what it lacks
   if (wanted == "shm") {
-    if (one_host || discovery.local_size == 0) return BackendKind::kShm;
+    if (discovery.spread != Spread::kSeveralHosts || discovery.local_size == 0) return BackendKind::kShm;
     throw ConfigError(fmt::format("{}: got \"shm\", but only {} of {} ranks are on this host; wanted mpi or ucx.", where,
                                   discovery.local_size, discovery.size));
   }
@@ -262,22 +338,43 @@ BackendKind choose_backend(const Discovery& discovery, const std::string& reques
   if (discovery.size == 1) return BackendKind::kSelf;
   const bool by_mpirun = discovery.launcher == Launcher::kOpenMpi || discovery.launcher == Launcher::kPmi;
   if (by_mpirun && transports.mpi) return BackendKind::kMpi;
-  if (one_host) return BackendKind::kShm;
-  const bool can_meet = transports.ucx_problem.empty() && !discovery.meeting_host.empty();
-  // Ranks that were started by hand (RANK and WORLD_SIZE only) are on one host unless they meet at an address that others
-  // reach.
-  if (discovery.launcher == Launcher::kTorchrun && discovery.local_size == 0)
-    return can_meet && !is_loopback(discovery.meeting_host) ? BackendKind::kMeet : BackendKind::kShm;
-  if (transports.mpi && discovery.launcher == Launcher::kSlurm) return BackendKind::kMpi;
+  if (discovery.spread == Spread::kOneHost) return BackendKind::kShm;
+  const bool can_meet = transports.ucx_problem.empty() && !discovery.master_address.empty();
+  // Ranks that were started by hand are taken to be on one host where nothing says otherwise.
+  if (discovery.spread == Spread::kUnknown) return can_meet ? BackendKind::kMeet : BackendKind::kShm;
+  if (transports.mpi && discovery.launcher == Launcher::kSlurm && discovery.mpi_can_start) return BackendKind::kMpi;
   if (can_meet) return BackendKind::kUcx;
-  throw ConfigError(fmt::format(
-      "{} started {} ranks, {} on this host: ranks on several hosts need UCX or MPI. {} Or start them with mpirun or srun "
-      "and a build with -DZERO_WITH_MPI=ON ({}).",
-      launcher_name(discovery.launcher), discovery.size,
-      discovery.local_size == 0 ? std::string("an unknown number") : std::to_string(discovery.local_size),
-      transports.ucx_problem.empty() ? std::string("For UCX, set MASTER_ADDR and MASTER_PORT on all ranks.")
-                                     : fmt::format("UCX is not there: {}.", transports.ucx_problem),
-      transports.mpi ? "this build has it" : "this build has no MPI"));
+  refuse_several_hosts(discovery, transports);
+}
+
+std::optional<bool> is_of_this_host(const std::string& address) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* raw = nullptr;
+  if (::getaddrinfo(address.c_str(), nullptr, &hints, &raw) != 0) return std::nullopt;
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> found(raw, &::freeaddrinfo);
+  ifaddrs* interfaces = nullptr;
+  if (::getifaddrs(&interfaces) != 0) return std::nullopt;
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> ours(interfaces, &::freeifaddrs);
+  const auto is_same = [](const sockaddr* one, const sockaddr* other) {
+    if (!other || one->sa_family != other->sa_family) return false;
+    if (one->sa_family == AF_INET)
+      return std::memcmp(&reinterpret_cast<const sockaddr_in*>(one)->sin_addr,
+                         &reinterpret_cast<const sockaddr_in*>(other)->sin_addr, sizeof(in_addr)) == 0;
+    return one->sa_family == AF_INET6 &&
+           std::memcmp(&reinterpret_cast<const sockaddr_in6*>(one)->sin6_addr,
+                       &reinterpret_cast<const sockaddr_in6*>(other)->sin6_addr, sizeof(in6_addr)) == 0;
+  };
+  const auto is_loopback_address = [](const sockaddr* one) {
+    return one->sa_family == AF_INET &&
+           (ntohl(reinterpret_cast<const sockaddr_in*>(one)->sin_addr.s_addr) >> 24) == IN_LOOPBACKNET;
+  };
+  for (const addrinfo* one = found.get(); one; one = one->ai_next) {
+    if (is_loopback_address(one->ai_addr)) return true;
+    for (const ifaddrs* own = ours.get(); own; own = own->ifa_next)
+      if (is_same(one->ai_addr, own->ifa_addr)) return true;
+  }
+  return false;
 }
 
 Environment current_environment() {

@@ -1,14 +1,10 @@
-#include <arpa/inet.h>
 #include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/signalfd.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,7 +15,6 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
-#include <random>
 #include <thread>
 #include <utility>
 
@@ -29,6 +24,7 @@
 #include "comm/rendezvous.h"
 #include "comm/shm/segment.h"
 #include "launcher/line_forwarder.h"
+#include "launcher/processes.h"
 #include "zero/errors.h"
 #include "zero/launch.h"
 
@@ -36,73 +32,15 @@ namespace zero {
 namespace {
 
 using comm::FileDescriptor;
+using launcher::free_port;
+using launcher::kOneWishNs;
 using launcher::LineForwarder;
-
-/// timeout(1) and other wrappers signal a process and then its group: within this time it is one wish, not two.
-constexpr std::int64_t kOneWishNs = 500 * base::kNanosPerMilli;
-constexpr int kHandled[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGTSTP, SIGCONT};
-
-std::string new_job_id() {
-  std::random_device random;
-  return fmt::format("{}-{:08x}{:08x}", ::getpid(), random(), random());
-}
-
-/// A TCP port that was free just now, for programs that meet at MASTER_PORT.
-int free_port() {
-  const FileDescriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof(address);
-  auto* const generic = reinterpret_cast<sockaddr*>(&address);
-  if (!socket || ::bind(socket.get(), generic, length) != 0 || ::getsockname(socket.get(), generic, &length) != 0)
-    return 29500;
-  return ntohs(address.sin_port);
-}
-
-/// The signals of the job arrive at a descriptor; ranks start with the mask there was before.
-class SignalReader {
- public:
-  SignalReader() {
-    sigset_t mask;
-    sigemptyset(&mask);
-    for (const int signal : kHandled) sigaddset(&mask, signal);
-    sigaddset(&mask, SIGCHLD);
-    struct sigaction by_default {};
-    by_default.sa_handler = SIG_DFL;
-    ::sigaction(SIGCHLD, &by_default, &old_child_action_);  // ignored children could not be waited for
-    struct sigaction ignored {};
-    ignored.sa_handler = SIG_IGN;
-    ::sigaction(SIGPIPE, &ignored, &old_pipe_action_);  // the ranks must be looked after first
-    ::sigprocmask(SIG_BLOCK, &mask, &old_mask_);
-    fd_ = FileDescriptor(::signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK));
-  }
-  ~SignalReader() {
-    ::sigprocmask(SIG_SETMASK, &old_mask_, nullptr);
-    ::sigaction(SIGCHLD, &old_child_action_, nullptr);
-    ::sigaction(SIGPIPE, &old_pipe_action_, nullptr);
-  }
-  SignalReader(const SignalReader&) = delete;
-  SignalReader& operator=(const SignalReader&) = delete;
-
-  int fd() const { return fd_.get(); }
-  /// In a rank, before its program starts.
-  void restore_for_exec() const {
-    ::sigaction(SIGPIPE, &old_pipe_action_, nullptr);
-    ::sigprocmask(SIG_SETMASK, &old_mask_, nullptr);
-  }
-  /// The next signal, 0 when there is none.
-  int read() const {
-    signalfd_siginfo info{};
-    return ::read(fd_.get(), &info, sizeof(info)) == sizeof(info) ? static_cast<int>(info.ssi_signo) : 0;
-  }
-
- private:
-  sigset_t old_mask_;
-  struct sigaction old_child_action_ {
-  }, old_pipe_action_{};
-  FileDescriptor fd_;
-};
+using launcher::log_path;
+using launcher::make_pipe;
+using launcher::new_job_id;
+using launcher::open_log;
+using launcher::SignalReader;
+using launcher::write_line;
 
 /// Children whose parent (a rank) has ended come to this process, which can then reap them.
 class SubreaperGuard {
@@ -146,12 +84,6 @@ std::vector<pid_t> children_of_this_process() {
   }
   if (threads) ::closedir(threads);
   return children;
-}
-
-/// A line of the launcher's own.
-void write_line(const std::string& name, const std::string& text) {
-  const std::string line = fmt::format("{}: {}\n", name, text);
-  [[maybe_unused]] const ssize_t wrote = ::write(STDERR_FILENO, line.data(), line.size());
 }
 
 class Job {
@@ -277,27 +209,6 @@ void Job::become_rank(int rank, std::vector<std::string>& environment, const Sig
   const int error = errno;
   [[maybe_unused]] const ssize_t wrote = ::write(error_fd, &error, sizeof(error));
   ::_exit(127);
-}
-
-/// Both ends of a pipe, closed on exec.
-std::pair<FileDescriptor, FileDescriptor> make_pipe() {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw IoError(fmt::format("launch: pipe failed: {}", std::strerror(errno)));
-  return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
-}
-
-std::string log_path(const std::string& folder, int rank) { return fmt::format("{}/rank{}.log", folder, rank); }
-
-/// Empty where none is wanted.
-FileDescriptor open_log(const std::string& folder, int rank) {
-  if (folder.empty()) return {};
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  const std::string path = log_path(folder, rank);
-  // Of a FIFO that nobody reads: an error, not a wait.
-  FileDescriptor log(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0666));
-  if (!log) throw IoError(fmt::format("launch: cannot write the log '{}': {}", path, std::strerror(errno)));
-  return log;
 }
 
 void Job::start(int rank, const SignalReader& signals) {

@@ -37,6 +37,9 @@ LineForwarder::LineForwarder(comm::FileDescriptor source, int target, std::strin
   ::fcntl(source_.get(), F_SETFL, O_NONBLOCK);
 }
 
+LineForwarder::LineForwarder(int target, std::string prefix, int log)
+    : target_(target), log_(log), prefix_(std::move(prefix)) {}
+
 void LineForwarder::forward() {
   if (!source_) return;
   char buffer[16 << 10];
@@ -48,12 +51,16 @@ void LineForwarder::forward() {
       finish();
       return;
     }
-    pending_.append(buffer, static_cast<std::size_t>(got));
+    take({buffer, static_cast<std::size_t>(got)});
+  }
+}
+
+void LineForwarder::take(std::string_view text) {
+  pending_ += text;
+  write_lines();
+  if (pending_.size() > kLongestLine) {
+    pending_ += '\n';
     write_lines();
-    if (pending_.size() > kLongestLine) {
-      pending_ += '\n';
-      write_lines();
-    }
   }
 }
 

@@ -2,6 +2,7 @@
 // Copies a rank's output, line by line and with a prefix. A line ends with a newline or, as a progress bar's do, with a
 // carriage return, which is copied.
 #include <string>
+#include <string_view>
 
 #include "comm/memory.h"
 
@@ -13,10 +14,15 @@ class LineForwarder {
   /// Reads from `source`, writes to descriptor `target`; without the prefix also to `log`, -1: nowhere else.
   LineForwarder(comm::FileDescriptor source, int target, std::string prefix, int log = -1);
 
+  /// One without a source: what it copies is given to take().
+  LineForwarder(int target, std::string prefix, int log = -1);
+
   /// Descriptor to poll, -1 at the end of the input.
   int fd() const { return source_.get(); }
   /// Copies the lines that are there. Never blocks on the input. Local.
   void forward();
+  /// Copies the lines that `text` completes, and keeps what it begins. Local.
+  void take(std::string_view text);
   /// Copies what is left, with a newline when the last line has none. Local.
   void finish();
   /// Nobody reads what is written any more.

@@ -1,11 +1,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <span>
+#include <system_error>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -135,6 +141,40 @@ FoundRun find_run(const std::string& folder) {
   return found;
 }
 
+namespace {
+
+/// Where ranks are on several hosts and see different folders of one name, the first checkpoint would be the first to
+/// fail. Rank 0 has made the folder. *Collective.*
+void check_all_see(Group group, const std::string& folder) {
+  if (group.single_node()) return;
+  const std::string name = from_rank_0(group, [&] {
+    const fs::path file = fs::path(folder) / fmt::format(".seen_by_all_{:08x}", std::random_device()());
+    if (!std::ofstream(file)) throw IoError(fmt::format("{}: cannot write into the run's folder", folder));
+    return file.filename().string();
+  });
+  const fs::path file = fs::path(folder) / name;
+  std::error_code error;
+  constexpr int kAttempts = 20;  // a network's file system may take a moment
+  double sees = 0;
+  for (int attempt = 0; attempt < kAttempts && sees == 0; ++attempt) {
+    if (attempt > 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    sees = fs::exists(file, error) ? 1 : 0;
+  }
+  const std::vector<double> all = gather_values(group, {&sees, 1}, "run folder");
+  if (group.rank() == 0) fs::remove(file, error);
+  std::vector<std::size_t> blind;
+  for (std::size_t rank = 0; rank < all.size(); ++rank)
+    if (all[rank] == 0) blind.push_back(rank);
+  if (blind.empty()) return;
+  throw IoError(fmt::format(
+      "the run's folder '{}' is another one on other hosts: rank{} {} do{} not see what rank 0 has written "
+      "there. Put it where all hosts see the same (NFS, Lustre, ...); `zero doctor --hosts FILE --run-dir DIR` "
+      "tries a folder",
+      folder, blind.size() == 1 ? "" : "s", fmt::join(blind, ", "), blind.size() == 1 ? "es" : ""));
+}
+
+}  // namespace
+
 TrainingRun::TrainingRun(Engine& engine, RunOptions options)
     : engine_(engine),
       options_(std::move(options)),
@@ -153,6 +193,7 @@ TrainingRun::TrainingRun(Engine& engine, RunOptions options)
     metrics_ = std::make_unique<MetricsRecord>(options_.folder, options_.tensorboard_folder);
     return std::string();
   });
+  check_all_see(engine.all_ranks(), options_.folder);
 }
 
 TrainingRun::~TrainingRun() = default;

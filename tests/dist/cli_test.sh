@@ -109,13 +109,17 @@ echo "localhost" > hosts.bad
 refused "hosts.bad:1: got 'localhost', want a host and its number of ranks" launch --hostfile hosts.bad true
 refused "-n 3: the hosts have 2 slots" launch -n 3 --hostfile hosts true
 refused "No such file" launch --hostfile nowhere true
-refused "leaves its ranks to mpirun" launch --hostfile hosts --max-restarts 1 true
+refused "--nnodes: how many hosts of --hostfile" launch --nnodes 2 true
+refused "--nnodes: got '3:2'" launch --hostfile hosts --nnodes 3:2 true
+refused "2 to 2 hosts are wanted, and 1 are listed" launch --hostfile hosts --nnodes 2 true
+refused "exclude each other" launch --hostfile hosts --nnodes 1 -n 1 true
 if mpirun --version 2> /dev/null | grep -q "Open MPI"; then
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
   expect "ranks of a host file" "$(OMP_NUM_THREADS= ; unset OMP_NUM_THREADS; launched --hostfile hosts --no-prefix --env "A=x y" sh -c 'echo $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE $A ${OMP_NUM_THREADS:+threads}' | sort | tr '\n' ';')" "0 of 2 x y threads;1 of 2 x y threads;"
   expect "its first slots" "$(launched -n 1 --hostfile hosts --no-prefix sh -c 'echo $OMPI_COMM_WORLD_SIZE')" 1
   launched --hostfile hosts sh -c 'exit 7' > /dev/null
   expect "exit code of ranks of a host file" $? 7
+  expect "restarts of ranks of a host file" "$(launched --hostfile hosts --max-restarts 2 sh -c 'echo $ZERO_RESTART_COUNT; [ $ZERO_RESTART_COUNT = 1 ]' | grep -c '^\[[01]\] [01]$')" 4
 fi
 write_text
 limited() { timeout 20 "$zero" launch "$@" 2>&1; }

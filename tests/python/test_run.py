@@ -192,6 +192,28 @@ def test_a_program_that_is_not_there_is_one_sentence(tmp_path: pathlib.Path) -> 
         assert "gone.py'" in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["-n", "0", "x.py"], []])
-def test_bad_command_lines(arguments: list[str]) -> None:
-    assert python("-m", "zerotorch.run", *arguments).returncode == 2
+def test_ranks_of_one_of_several_hosts(tmp_path: pathlib.Path) -> None:
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"]
+    path = script(tmp_path, f"import os; os.write(1, (' '.join(os.environ[n] for n in {names}) + '\\n').encode())")
+    place = ["--nnodes", "3", "--node-rank", "1", "--master-addr", "10.0.0.1", "--nproc-per-node", "2"]
+    done = python("-m", "zerotorch.run", *place, path)
+    assert sorted(done.stdout.splitlines()) == ["2 0 6 2 1 10.0.0.1 29500", "3 1 6 2 1 10.0.0.1 29500"], done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, reason",
+    [
+        (["-n", "0", __file__], "at least 1"),
+        ([], "required"),
+        (["--nnodes", "2", __file__], "--node-rank"),
+        (["--nnodes", "2", "--node-rank", "2", __file__], "0 to 1"),
+        (["--nnodes", "2", "--node-rank", "1", __file__], "--master-addr"),
+        (["--nnodes", "1:2", "--node-rank", "0", __file__], "the number of hosts"),
+        (["--hostfile", "/none", __file__], "No such file"),
+        (["--hostfile", "/dev/null", "--node-rank", "1", __file__], "--hostfile starts them all"),
+        (["--max-restarts", "2", "-n", "2", __file__], "belongs to --hostfile"),
+    ],
+)
+def test_bad_command_lines(arguments: list[str], reason: str) -> None:
+    done = python("-m", "zerotorch.run", *arguments)
+    assert done.returncode == 2 and reason in done.stderr, done.stderr

@@ -52,11 +52,17 @@ def test_numbers_of_ranks(tmp_path: pathlib.Path, arguments: list[str], ranks: i
 @pytest.mark.parametrize(
     "arguments, reason",
     [
-        (["--num_nodes", "2"], "several use torchrun"),
-        (["--force_multi"], "several use torchrun"),
-        (["--include", "a:0@b:1"], "one host"),
+        (["--num_nodes", "2"], "there is no hostfile"),
+        (["--force_multi"], "there is no hostfile"),
+        (["--include", "a:0@b:1"], "lists none or one"),
         (["--include", "a:0", "--exclude", "a:1"], "exclude each other"),
-        (["--hostfile", "{hosts}"], "one line"),
+        (["--hostfile", "{hosts}", "--num_nodes", "3"], "lists 2 hosts"),
+        (["--hostfile", "{hosts}", "--num_gpus", "3"], "a has 2 slots"),
+        (["--hostfile", "{hosts}", "--include", "c"], "'c' not found"),
+        (["--hostfile", "{hosts}", "--launcher", "slurm"], "started by openmpi"),
+        (["--hostfile", "{hosts}", "--launcher_args=-x"], "OMPI_MCA_"),
+        (["--hostfile", "{hosts}", "--no_ssh"], "--node_rank"),
+        (["--hostfile", "{hosts}.none"], "No such file"),
         (["--exclude", "a:0,1,2,3,4,5,6,7,8,9"], "leaves none"),
     ],
 )
@@ -73,6 +79,32 @@ def test_what_is_refused(
     with pytest.raises(SystemExit) as ended:
         runner.main([*(one.format(hosts=hosts) for one in arguments), "x.py"])
     assert ended.value.code == 2 and reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, hosts",
+    [
+        ([], {"a": 2, "b": 3}),
+        (["--include", "b:0,2"], {"b": 2}),
+        (["--exclude", "a:1@b"], {"a": 1}),
+        (["--num_nodes", "1"], {"a": 2}),
+        (["--num_gpus", "1"], {"a": 1, "b": 1}),
+    ],
+)
+def test_ranks_of_several_hosts(tmp_path: pathlib.Path, arguments: list[str], hosts: dict[str, int]) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("a slots=2\nb slots=3\n")
+    assert runner._hosts(runner._parser().parse_args(["-H", str(path), *arguments, "x.py"])) == hosts
+
+
+def test_the_same_command_on_every_host(tmp_path: pathlib.Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("a slots=1\nb slots=2\n")
+    path = script(tmp_path, SHOWS)
+    assert run("-H", str(hosts), "--no_ssh", "--node_rank", "1", "--master_addr", "10.0.0.1", path) == [
+        "1/3 ['--local_rank=0']",
+        "2/3 ['--local_rank=1']",
+    ]
 
 
 def test_the_name_that_libraries_read() -> None:

@@ -119,6 +119,56 @@ TEST(Rendezvous, CopiedNumbersAreTheLaunchers) {
   another["OMPI_COMM_WORLD_RANK"] = "0";
   EXPECT_EQ(with(one_host).launcher, Launcher::kTorchrun);
   EXPECT_EQ(with(another).launcher, Launcher::kTorchrun);
+  // `zero launch --hostfile` tells its ranks all that torchrun does.
+  Environment in_full = mpi;
+  in_full.insert({{"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}});
+  EXPECT_EQ(with(in_full).launcher, Launcher::kOpenMpi);
+}
+
+TEST(Rendezvous, HowRanksLie) {
+  const auto spread = [](Environment more) {
+    more.insert({{"RANK", "1"}, {"WORLD_SIZE", "4"}});
+    return discover(more, "p").spread;
+  };
+  EXPECT_EQ(spread({{"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "4"}, {"MASTER_ADDR", "h1"}}), Spread::kOneHost);
+  EXPECT_EQ(spread({{"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}}), Spread::kSeveralHosts);
+  // By hand.
+  EXPECT_EQ(spread({}), Spread::kOneHost);
+  EXPECT_EQ(spread({{"MASTER_ADDR", "127.0.0.1"}}), Spread::kOneHost);
+  EXPECT_EQ(spread({{"MASTER_ADDR", "10.77.0.1"}}), Spread::kUnknown);
+  EXPECT_EQ(spread({{"MASTER_ADDR", "h1"}, {"LOCAL_RANK", "1"}}), Spread::kUnknown);
+  EXPECT_EQ(spread({{"MASTER_ADDR", "h1"}, {"LOCAL_RANK", "0"}}), Spread::kSeveralHosts);
+  const Discovery found =
+      discover_in({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h1"}, {"MASTER_PORT", "29500"}});
+  EXPECT_EQ(found.master_address, "h1");
+  EXPECT_EQ(found.master_port, 29500);
+  EXPECT_EQ(is_of_this_host("127.0.0.1"), true);
+  EXPECT_EQ(is_of_this_host("no-such-host.invalid"), std::nullopt);
+  EXPECT_EQ(is_of_this_host("192.0.2.1"), false);
+}
+
+/// Variables of `srun -N2 -n4` with the given --mpi.
+TEST(Rendezvous, SrunWithEachWayToStartMpi) {
+  const auto under_srun = [](Environment more) {
+    more.insert({{"SLURM_PROCID", "3"},
+                 {"SLURM_STEP_NUM_TASKS", "4"},
+                 {"SLURM_LOCALID", "1"},
+                 {"SLURM_STEP_ID", "0"},
+                 {"SLURM_STEP_TASKS_PER_NODE", "2(x2)"}});
+    return discover(more, "p");
+  };
+  const Discovery none = under_srun({}), pmix = under_srun({{"PMIX_RANK", "3"}, {"PMIX_NAMESPACE", "slurm.pmix.1.0"}}),
+                  pmi2 = under_srun({{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}, {"PMI_FD", "7"}});
+  expect_place(pmix, Launcher::kSlurm, 3, 4, 1, 2);
+  expect_place(pmi2, Launcher::kPmi, 3, 4, 1, 2);
+  for (const Discovery& found : {pmix, pmi2}) EXPECT_EQ(choose_backend(found, "auto", true), BackendKind::kMpi);
+  EXPECT_FALSE(none.mpi_can_start);
+  try {
+    choose_backend(none, "auto", true);
+    ADD_FAILURE() << "accepted";
+  } catch (const ConfigError& error) {
+    EXPECT_CONTAINS(std::string(error.what()), "srun --mpi=pmix");
+  }
 }
 
 TEST(Rendezvous, OurLauncherComesFirst) {
@@ -155,6 +205,8 @@ Discovery place(Launcher launcher, int size, int local_size, std::string wanted 
   discovery.size = size;
   discovery.local_size = local_size;
   discovery.wanted_backend = std::move(wanted);
+  discovery.spread = local_size == size || (local_size == 0 && launcher == Launcher::kTorchrun) ? Spread::kOneHost
+                                                                                                : Spread::kSeveralHosts;
   return discovery;
 }
 
@@ -179,18 +231,36 @@ TEST(Rendezvous, RanksOfSeveralHostsMeetWithoutMpi) {
   const Transports with_ucx{true, ""}, without_ucx{true, "libucp.so.0 is missing"};
   const auto choose = [](Launcher launcher, int local_size, const char* host, const Transports& transports) {
     Discovery discovery = place(launcher, 4, local_size);
-    discovery.meeting_host = host;
+    discovery.master_address = host;
+    if (launcher == Launcher::kTorchrun && local_size == 0 && *host == '1') discovery.spread = Spread::kUnknown;
     return choose_backend(discovery, "auto", transports);
   };
   EXPECT_EQ(choose(Launcher::kTorchrun, 2, "10.0.0.1", with_ucx), BackendKind::kUcx);
   EXPECT_EQ(choose(Launcher::kTorchrun, 4, "10.0.0.1", with_ucx), BackendKind::kShm);
   // Started by hand: on one host, unless they meet where others could.
   EXPECT_EQ(choose(Launcher::kTorchrun, 0, "10.0.0.1", with_ucx), BackendKind::kMeet);
-  EXPECT_EQ(choose(Launcher::kTorchrun, 0, "localhost", with_ucx), BackendKind::kShm);
-  EXPECT_EQ(choose(Launcher::kTorchrun, 0, "127.0.0.1", with_ucx), BackendKind::kShm);
+  EXPECT_EQ(choose(Launcher::kTorchrun, 0, "10.0.0.1", without_ucx), BackendKind::kShm);
   EXPECT_EQ(choose(Launcher::kTorchrun, 0, "", with_ucx), BackendKind::kShm);
   EXPECT_EQ(choose(Launcher::kSlurm, 2, "10.0.0.1", with_ucx), BackendKind::kMpi);
   EXPECT_THROW(choose(Launcher::kTorchrun, 2, "10.0.0.1", without_ucx), ConfigError);
+}
+
+TEST(Rendezvous, RanksOfSrunAloneMeetAtTheFirstNode) {
+  const auto at = [](const char* nodes) {
+    return discover_in({{"SLURM_PROCID", "1"},
+                        {"SLURM_NTASKS", "4"},
+                        {"SLURM_LOCALID", "1"},
+                        {"SLURM_STEP_TASKS_PER_NODE", "2(x2)"},
+                        {"SLURM_STEP_NODELIST", nodes},
+                        {"SLURM_JOB_ID", "17"},
+                        {"SLURM_STEP_ID", "3"}});
+  };
+  EXPECT_EQ(at("node[07-09,12],other").master_address, "node07");
+  EXPECT_EQ(at("n[1,4]").master_address, "n1");
+  EXPECT_EQ(at("left,right").master_address, "left");
+  EXPECT_EQ(at("node3").master_address, "node3");
+  EXPECT_EQ(at("node3").master_port, 20'530);
+  EXPECT_EQ(choose_backend(at("node3"), "auto", {true, ""}), BackendKind::kUcx);
 }
 
 TEST(Rendezvous, ImpossibleBackendsAreConfigErrors) {

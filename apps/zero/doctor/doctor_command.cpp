@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "commands.h"
+#include "doctor/hosts_doctor.h"
 #include "host/host_facts.h"
 #include "host/rank_device.h"
 #include "text/colour.h"
@@ -189,17 +190,35 @@ int examine(bool json, const std::string& folder) {
 
 void add_doctor_command(CLI::App& app, int& exit_code) {
   struct Arguments {
-    bool json = false;
-    std::string folder = ".", device;
+    bool json = false, facts_of_host = false, links = false;
+    std::string folder = ".", device, token;
+    HostsDoctorOptions hosts;
   };
   auto arguments = std::make_shared<Arguments>();
+  Arguments& to = *arguments;
   CLI::App* command = app.add_subcommand("doctor", "what this machine has, and what that means for training");
-  add_options(*command, {{"--json", &arguments->json, Values{}, "print JSON, for scripts"},
-                         {"--dir", &arguments->folder, Values{"DIR"}, "folder whose disk is looked at"},
-                         {"--free-memory-of", &arguments->device, device_name("DEVICE"),
-                          "print only the free bytes of each such device (cuda, cuda:1), as JSON"}});
+  add_options(*command, {{"--json", &to.json, Values{}, "print JSON, for scripts"},
+                         {"--dir", &to.folder, Values{"DIR"}, "folder whose disk is looked at"},
+                         {"--hosts", &to.hosts.hostfile, not_empty("FILE", "a hostfile"),
+                          "look at these hosts, and at the links between them; lines such as 'worker-1 slots=4'"},
+                         {"--run-dir", &to.hosts.run_dir, not_empty("DIR", "a folder"),
+                          "with --hosts: see whether all of them share this folder"},
+                         {"--timeout", &to.hosts.timeout_s, real(1, 3600, "S"),
+                          "with --hosts: seconds a host has to answer (default 20)"},
+                         {"--free-memory-of", &to.device, device_name("DEVICE"),
+                          "print only the free bytes of each such device (cuda, cuda:1), as JSON"},
+                         {"--facts-of-host", &to.facts_of_host, Values{}, "what --hosts runs on each host", ""},
+                         {"--measure-links", &to.links, Values{}, "what --hosts runs as ranks", ""},
+                         {"--token", &to.token, Values{"TEXT"}, "of --facts-of-host", ""}});
   command->callback([arguments, &exit_code] {
-    if (arguments->device.empty()) {
+    if (arguments->facts_of_host) {
+      exit_code = print_facts_for_hosts_doctor(arguments->hosts.run_dir, arguments->token);
+    } else if (arguments->links) {
+      exit_code = measure_links();
+    } else if (!arguments->hosts.hostfile.empty()) {
+      arguments->hosts.json = arguments->json;
+      exit_code = examine_hosts(arguments->hosts);
+    } else if (arguments->device.empty()) {
       exit_code = examine(arguments->json, arguments->folder);
     } else {
       Console(true).print(ordered_json(free_memory(arguments->device)).dump() + "\n");

@@ -2,18 +2,22 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "commands.h"
 #include "host/rank_setup.h"
-#include "launch/hostfile.h"
 #include "text/options.h"
 #include "train/train_options.h"
 #include "zero/errors.h"
+#include "zero/hosts.h"
 #include "zero/launch.h"
 
 namespace zero::app {
@@ -21,7 +25,7 @@ namespace {
 
 struct LaunchArguments {
   std::optional<int> nproc;
-  std::string hostfile;
+  std::string hostfile, nnodes;
   bool no_prefix = false;
   std::string log_dir;
   int max_restarts = 0;
@@ -84,23 +88,40 @@ LaunchOptions local_options(const LaunchArguments& arguments, std::vector<std::s
   return options;
 }
 
-[[noreturn]] void launch_on_hosts(const LaunchArguments& arguments, std::vector<std::string> command) {
-  if (arguments.max_restarts > 0 || arguments.grace_s) {
-    throw ConfigError("--max-restarts and --grace: of ranks on this host; --hostfile leaves its ranks to mpirun");
-  }
-  MpirunOptions options;
-  options.hosts = first_slots(read_hostfile(arguments.hostfile), arguments.nproc.value_or(0));
-  options.command = std::move(command);
-  options.environment = arguments.environment;
-  options.prefix_output = !arguments.no_prefix;
-  options.log_dir = arguments.log_dir;
-  start_on_hosts(options);
+/// "2" or "1:4".
+std::pair<int, int> numbers_of_hosts(const std::string& text) {
+  int first = 0, last = 0;
+  const char* const end = text.data() + text.size();
+  auto read = std::from_chars(text.data(), end, first);
+  last = first;
+  if (read.ec == std::errc() && read.ptr != end && *read.ptr == ':') read = std::from_chars(read.ptr + 1, end, last);
+  if (read.ec != std::errc() || read.ptr != end || first < 1 || last < first)
+    throw ConfigError("--nnodes: got '" + text + "', want a number of hosts or the fewest and the most, such as 2:4");
+  return {first, last};
+}
+
+HostsOptions hosts_options(const LaunchArguments& arguments, std::vector<std::string> command) {
+  const LaunchOptions local = local_options(arguments, std::move(command));
+  HostsOptions options;
+  options.hosts = read_hostfile(arguments.hostfile);
+  options.ranks = arguments.nproc.value_or(0);
+  options.command = local.command;
+  if (!arguments.nnodes.empty()) std::tie(options.min_hosts, options.max_hosts) = numbers_of_hosts(arguments.nnodes);
+  options.prefix_output = local.prefix_output;
+  options.log_dir = local.log_dir;
+  options.environment = local.environment;
+  options.grace_ms = local.grace_ms;
+  options.failure_grace_ms = local.failure_grace_ms;
+  options.max_restarts = local.max_restarts;
+  options.stopped_limit_ms = local.stopped_limit_ms;
+  return options;
 }
 
 int run(const LaunchArguments& arguments, std::vector<std::string> rest) {
   std::vector<std::string> command = command_of(arguments, std::move(rest));
-  if (arguments.rank_of_host) become_rank_of_host(command);
-  if (!arguments.hostfile.empty()) launch_on_hosts(arguments, std::move(command));
+  if (arguments.rank_of_host) return run_rank_of_host(command);
+  if (!arguments.hostfile.empty()) return launch_on_hosts(hosts_options(arguments, std::move(command)));
+  if (!arguments.nnodes.empty()) throw ConfigError("--nnodes: how many hosts of --hostfile FILE, which is not given");
   return launch(local_options(arguments, std::move(command)));
 }
 
@@ -115,10 +136,12 @@ void add_launch_command(CLI::App& app, int& exit_code) {
       {{"-n,--nproc,--ranks", &to.nproc, whole(1, 4096), "number of ranks (default 2; with --hostfile: all its slots)"},
        {"--hostfile", &to.hostfile, Values{"FILE"},
         "start them on several hosts by mpirun; lines such as 'worker-1 slots=4'"},
+       {"--nnodes", &to.nnodes, not_empty("MIN:MAX", "numbers of hosts"),
+        "as many hosts of the file; those that do not answer are left out"},
        {"--max-restarts", &to.max_restarts, whole(0, 1'000'000), "start all ranks again after a failure, so often"},
        {"--no-prefix", &to.no_prefix, Values{}, "do not begin each line of output with the rank"},
        {"--log-dir", &to.log_dir, not_empty("DIR", "a folder"),
-        "folder where each rank's output is also appended to rank<N>.log; with --hostfile mpirun's files"},
+        "folder where each rank's output is also appended to rank<N>.log; with --hostfile launch.jsonl, too"},
        {"--grace", &to.grace_s, real(0, 3600, "S"),
         "seconds the ranks may go on after a stop signal (default 8) or the first failure (default 5)"},
        {"--env", &to.environment, Values{"NAME=VALUE", problem_with_assignment}, "for the ranks; may be repeated"},
@@ -129,8 +152,9 @@ void add_launch_command(CLI::App& app, int& exit_code) {
       "Examples:\n"
       "  zero launch -n 2 ./train --config ds.json\n"
       "  zero launch --hostfile hosts ./train --config ds.json\n"
+      "  zero launch --hostfile hosts --nnodes 2:4 --max-restarts 3 ./train --config ds.json\n"
       "Under Slurm, srun starts the program on the hosts of an allocation:\n"
-      "  srun ./train --config ds.json");
+      "  srun --mpi=pmix --kill-on-bad-exit=1 ./train --config ds.json");
   command->prefix_command();
   command->callback([command, arguments, &exit_code] { exit_code = run(*arguments, command->remaining()); });
 }

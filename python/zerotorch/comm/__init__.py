@@ -51,10 +51,15 @@ def init_distributed(*args: Any, **kwargs: Any) -> Any:
 def mpi_discovery(distributed_port: int = 29500, verbose: bool = True) -> None:
     """Puts what mpirun or srun has told this process into RANK, LOCAL_RANK and WORLD_SIZE, where they are not set.
 
-    MASTER_ADDR and MASTER_PORT are this host and `distributed_port` where they are not set. Local.
+    MASTER_ADDR and MASTER_PORT are this host and `distributed_port` where they are not set; of ranks on several hosts the
+    address of rank 0 and a free port of it. Local on one host, else *collective*.
     """
     for name, alone in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
         os.environ.setdefault(name, ranks.from_launcher(name) or alone)
+    if ranks.is_on_several_hosts():
+        from zerotorch.core.distributed import meet_across_hosts  # with the compiled part
+
+        meet_across_hosts()
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", str(distributed_port))
     if verbose:

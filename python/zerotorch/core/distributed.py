@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 
 from zerotorch import _C
-from zerotorch.core.ranks import from_launcher
+from zerotorch.core.log import logger
+from zerotorch.core.ranks import from_launcher, is_on_several_hosts
 from zerotorch.errors import CommError, ConfigError
 
 _group: _C.Group | None = None
@@ -67,7 +68,7 @@ def init_distributed(
         raise ConfigError("init_distributed(dist_init_required=False), and torch.distributed is not initialized")
     if not dist.is_initialized() and dist_init_required is not False:
         if init_method is None:
-            _meet_across_hosts()
+            meet_across_hosts()
         _init_torch(dist_backend, distributed_port, timeout, init_method, rank, world_size)
     global _leaver
     if _leaver is None and dist.is_initialized():
@@ -153,21 +154,17 @@ def _show_one_traceback(rank: int) -> None:
     sys.excepthook = show
 
 
-def _is_on_several_hosts() -> bool:
-    """As mpirun or srun says."""
-    size, beside = os.environ.get("OMPI_COMM_WORLD_SIZE"), os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")
-    if size is None:
-        size, beside = os.environ.get("PMI_SIZE"), os.environ.get("MPI_LOCALNRANKS")
-    if size is not None and beside is not None:
-        return size != beside
-    return "SLURM_STEP_ID" in os.environ and int(os.environ.get("SLURM_STEP_NUM_NODES", "1")) > 1
-
-
-def _meet_across_hosts() -> None:
-    """Where torch.distributed's ranks meet, for ranks on several hosts whose launcher does not say: rank 0's address, and
-    a free port of it. *Collective*, over MPI."""
-    if "MASTER_ADDR" in os.environ or not _is_on_several_hosts():
+def meet_across_hosts() -> None:
+    """Sets MASTER_ADDR and MASTER_PORT, where the ranks of torch.distributed meet, for ranks on several hosts whose
+    launcher sets neither: rank 0's address, and a free port of it. A loopback address is no meeting place of theirs, and is
+    replaced. Does nothing for ranks of one host. *Collective*, over MPI."""
+    if not is_on_several_hosts():
         return
+    given = os.environ.get("MASTER_ADDR", "")
+    if given and not _is_loopback(given):
+        return
+    if given:
+        logger.warning(f"MASTER_ADDR={given}, and ranks are on several hosts: they meet at rank 0's address")
     group = world_group()
     place = torch.zeros(256, dtype=torch.uint8)
     if group.rank == 0:
@@ -179,6 +176,10 @@ def _meet_across_hosts() -> None:
     address, port = bytes(place.tolist()).rstrip(b"\0").decode().split()
     os.environ["MASTER_ADDR"] = address
     os.environ.setdefault("MASTER_PORT", port)
+
+
+def _is_loopback(address: str) -> bool:
+    return address in ("localhost", "::1") or address.startswith("127.")
 
 
 def _own_address() -> str:
@@ -201,6 +202,8 @@ def _init_torch(
         size = int(found_size or 1)
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(size)
     os.environ.setdefault("LOCAL_RANK", from_launcher("LOCAL_RANK") or "0")
+    if beside := from_launcher("LOCAL_WORLD_SIZE"):
+        os.environ.setdefault("LOCAL_WORLD_SIZE", beside)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     extra: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     if size == 1 and init_method is None and "MASTER_PORT" not in os.environ:

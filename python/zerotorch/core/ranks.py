@@ -9,8 +9,16 @@ from typing import Any
 #: What launchers call a rank's place, by the names that torch.distributed reads.
 _LAUNCHERS = {
     "RANK": ("RANK", "ZERO_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"),
-    "WORLD_SIZE": ("WORLD_SIZE", "ZERO_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"),
+    "WORLD_SIZE": (
+        "WORLD_SIZE",
+        "ZERO_WORLD_SIZE",
+        "OMPI_COMM_WORLD_SIZE",
+        "PMI_SIZE",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_NTASKS",
+    ),
     "LOCAL_RANK": ("LOCAL_RANK", "ZERO_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"),
+    "LOCAL_WORLD_SIZE": ("LOCAL_WORLD_SIZE", "ZERO_LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"),
 }
 
 
@@ -44,3 +52,15 @@ def from_launcher(name: str) -> str | None:
         if os.environ.get(variable):
             return os.environ[variable]
     return None
+
+
+def is_on_several_hosts() -> bool:
+    """Whether the launcher says so of this job. Local."""
+    if os.environ.get("WORLD_SIZE") and os.environ.get("LOCAL_WORLD_SIZE"):
+        return os.environ["WORLD_SIZE"] != os.environ["LOCAL_WORLD_SIZE"]
+    size, beside = os.environ.get("OMPI_COMM_WORLD_SIZE"), os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")
+    if size is None:
+        size, beside = os.environ.get("PMI_SIZE"), os.environ.get("MPI_LOCALNRANKS")
+    if size is not None and beside is not None:
+        return size != beside
+    return "SLURM_STEP_ID" in os.environ and int(os.environ.get("SLURM_STEP_NUM_NODES", "1")) > 1

@@ -8,6 +8,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from zerotorch.core.ranks import is_on_several_hosts
+
 _RANKS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
@@ -45,6 +47,10 @@ def count_ranks(state: ModuleType) -> None:
 
     @functools.wraps(original)
     def prepare_backend(self: Any, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None) -> Any:
+        if is_on_several_hosts():
+            from zerotorch.core.distributed import meet_across_hosts
+
+            meet_across_hosts()  # accelerate would take this host's loopback on each
         found, kind = original(self, cpu, sagemaker_dp, backend)
         if found is not None or cpu or not _is_one_of_several_ranks():
             return found, kind

@@ -1,7 +1,8 @@
-"""Ranks of one host as processes: their environment, their signals, and their end. Imports no torch."""
+"""Ranks of this host as processes: their environment, their signals, and their end. Imports no torch."""
 
 import contextlib
 import ctypes
+import dataclasses
 import os
 import random
 import signal
@@ -17,6 +18,8 @@ from zerotorch.errors import UsageError
 GRACE_S = 8.0
 KILL_AFTER_S = 3.0
 POLL_S = 0.05
+#: Where ranks of several hosts meet unless they are told otherwise: torchrun's.
+MASTER_PORT = 29500
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FORWARDED = (*STOPPING, signal.SIGUSR1, signal.SIGUSR2)
 PR_SET_PDEATHSIG = 1
@@ -32,34 +35,52 @@ def free_port() -> int:
     raise UsageError("no free TCP port between 10000 and 32000 on this host: set MASTER_PORT and use torchrun")
 
 
-def rank_environment(rank: int, world_size: int, master_addr: str, master_port: int) -> dict[str, str]:
-    """The environment of one of `world_size` ranks of this host, as torchrun makes it, on top of ours.
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Which of a job's ranks are on this host: `local_size` from `first_rank` on, of `world_size`."""
 
-    Cores are shared out by OMP_NUM_THREADS unless it is set. The installed zerotorch.pth answers for deepspeed.
-    """
-    cores = len(os.sched_getaffinity(0))
-    return {
-        "OMP_NUM_THREADS": str(max(1, cores // world_size)),
-        **os.environ,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": master_addr,
-        "MASTER_PORT": str(master_port),
-        "ZEROTORCH_AS_DEEPSPEED": "1",
-    }
+    world_size: int
+    local_size: int
+    first_rank: int = 0
+    host: int = 0
+    hosts: int = 1
+
+    def rank_environment(self, local_rank: int, master_addr: str, master_port: int) -> dict[str, str]:
+        """The environment of one of the ranks of this host, as torchrun makes it, on top of ours.
+
+        Cores are shared out by OMP_NUM_THREADS unless it is set. The installed zerotorch.pth answers for deepspeed.
+        """
+        cores = len(os.sched_getaffinity(0))
+        rank = str(self.first_rank + local_rank)
+        return {
+            "OMP_NUM_THREADS": str(max(1, cores // self.local_size)),
+            **os.environ,
+            "RANK": rank,
+            "ROLE_RANK": rank,
+            "LOCAL_RANK": str(local_rank),
+            "WORLD_SIZE": str(self.world_size),
+            "ROLE_WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(self.local_size),
+            "GROUP_RANK": str(self.host),
+            "GROUP_WORLD_SIZE": str(self.hosts),
+            "MASTER_ADDR": master_addr,
+            "MASTER_PORT": str(master_port),
+            "ZEROTORCH_AS_DEEPSPEED": "1",
+        }
 
 
 def run_ranks(
-    world_size: int,
+    place: int | Place,
     command: Callable[[int], Sequence[str]],
     *,
     master_addr: str = "127.0.0.1",
     master_port: int | None = None,
     grace_s: float = GRACE_S,
 ) -> int:
-    """Runs `command(rank)` for each rank and waits for all of them; must be called in the main thread.
+    """Runs `command(local_rank)` for each rank of this host and waits for all of them; must be called in the main thread.
+
+    `place`: a number of ranks is a job of this host. Where it has others, each of them calls this, and `master_port` is
+    the same on all.
 
     Signals go to all ranks; a second one that stops (SIGINT, SIGTERM, SIGHUP, SIGQUIT) kills them. From the first
     failure, or the first signal that stops, the other ranks may go on for `grace_s` seconds, get SIGTERM then, and
@@ -67,13 +88,15 @@ def run_ranks(
 
     Returns the exit code of the first rank that failed (128 + signal for one that was killed), else 0.
     """
-    port = master_port or free_port()
-    job = _Job(grace_s)
+    if isinstance(place, int):
+        place = Place(world_size=place, local_size=place)
+    port = master_port or (free_port() if place.hosts == 1 else MASTER_PORT)
+    job = _Job(grace_s, place)
     heeded = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]  # nohup ignores SIGHUP
     previous = {number: signal.signal(number, job.on_signal) for number in heeded}
     try:
-        for rank in range(world_size):
-            job.start(command(rank), rank_environment(rank, world_size, master_addr, port))
+        for rank in range(place.local_size):
+            job.start(command(rank), place.rank_environment(rank, master_addr, port))
         return job.wait()
     finally:
         job.signal_all(signal.SIGKILL)
@@ -82,8 +105,9 @@ def run_ranks(
 
 
 class _Job:
-    def __init__(self, grace_s: float) -> None:
+    def __init__(self, grace_s: float, place: Place) -> None:
         self.grace_s = grace_s
+        self.place = place
         self.ranks: list[subprocess.Popen[bytes]] = []
         self.first_failure: int | None = None
         self.ending_since: float | None = None
@@ -127,8 +151,9 @@ class _Job:
             return
         self.first_failure = next((i for i, rank in enumerate(self.ranks) if rank.returncode not in (None, 0)), None)
         if self.first_failure is not None:
-            rank, code = self.first_failure, _exit_code(self.ranks[self.first_failure])
-            print(f"zerotorch: rank {rank} of {len(self.ranks)} failed first, with exit code {code}", file=sys.stderr)
+            rank, code = self.place.first_rank + self.first_failure, _exit_code(self.ranks[self.first_failure])
+            here = "" if self.place.hosts == 1 else f" on {socket.gethostname()}"
+            print(f"zerotorch: rank {rank} of {self.place.world_size}{here} failed first, with exit code {code}", file=sys.stderr)
             self.begin_to_end()
 
     def escalate(self) -> None:

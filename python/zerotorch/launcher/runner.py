@@ -1,20 +1,21 @@
-"""DeepSpeed's command line, `deepspeed [options] script.py args...`, for one host; hosts and slots as launchers of several
-hosts write them."""
+"""DeepSpeed's command line, `deepspeed [options] script.py args...`: the ranks of this host, or of those in a hostfile."""
 
 from __future__ import annotations
 
 import argparse
 import base64
 import json
+import os
 import pathlib
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from zerotorch.core.log import logger
 from zerotorch.errors import ArgumentError
 
-from .local_ranks import run_ranks
+from .local_ranks import Place, run_ranks
 
 # For programs that start ranks on several hosts themselves.
 DEEPSPEED_ENVIRONMENT_NAME = ".deepspeed_env"
@@ -25,28 +26,121 @@ EXPORT_ENVS = ["MLFLOW", "PYTHON", "MV2", "UCX"]
 def main(args: Sequence[str] | None = None) -> int:
     """Starts the ranks that `args` (default: sys.argv) asks for, as many as NUMA nodes where it does not say.
 
-    Each gets `--local_rank=R` before its own arguments unless told not to. Returns the exit code: see `run_ranks`.
+    Each gets `--local_rank=R` before its own arguments unless told not to. Ranks on several hosts are started by mpirun,
+    or with --no_ssh by the same command on each host. Returns the exit code: see `run_ranks`.
     """
     parser = _parser()
     options = parser.parse_args(args)
     _check_one_way(options)
-    if options.num_nodes > 1 or options.force_multi or options.node_rank > 0:
-        parser.error("only ranks of one host are started here; for several use torchrun or mpirun with zerotorch.run")
-    try:
-        ranks = _number_of_ranks(options)
-    except ValueError as error:
-        parser.error(str(error))
     for name in ("bind_cores_to_rank", "bind_core_list"):
         if getattr(options, name):
             print(f"--{name} has no effect: set zerotorch.bind_cores_to_rank in the configuration", file=sys.stderr)
+    try:
+        hosts = _hosts(options)
+        if len(hosts) > 1 or options.force_multi:
+            return _run_one_of_hosts(options, hosts) if options.no_ssh else _run_on_hosts(options, hosts)
+        ranks = next(iter(hosts.values())) if hosts else _number_of_ranks(options)
+    except ValueError as error:
+        parser.error(str(error))
+    return run_ranks(
+        ranks,
+        lambda rank: _command(options, f"--local_rank={rank}"),
+        master_addr=options.master_addr or "127.0.0.1",
+        master_port=options.master_port,
+    )
 
-    def command(rank: int) -> list[str]:
-        start = [] if options.no_python else [sys.executable, "-u", "-m", "zerotorch.run"]
-        module = ["-m"] if options.module else []
-        local_rank = [] if options.no_local_rank else [f"--local_rank={rank}"]
-        return [*start, *module, options.user_script, *local_rank, *options.user_args]
 
-    return run_ranks(ranks, command, master_addr=options.master_addr, master_port=options.master_port)
+def _command(options: argparse.Namespace, local_rank: str) -> list[str]:
+    start = [] if options.no_python else [sys.executable, "-u", "-m", "zerotorch.run"]
+    module = ["-m"] if options.module else []
+    return [
+        *start,
+        *module,
+        options.user_script,
+        *([] if options.no_local_rank else [local_rank]),
+        *options.user_args,
+    ]
+
+
+def _hosts(options: argparse.Namespace) -> dict[str, int]:
+    """The ranks by host, as hostfile, filters and numbers say; empty where there is no hostfile, or one of one host."""
+    path = pathlib.Path(options.hostfile or DLTS_HOSTFILE)
+    if options.hostfile is None and not path.is_file():
+        if options.num_nodes > 1 or options.force_multi or options.node_rank > 0:
+            raise ValueError(f"several hosts are wanted, and there is no hostfile: give one by --hostfile, or as {path}")
+        return {}
+    pool = read_hostfile(str(path))
+    if len(pool) == 1 and not options.force_multi:
+        if options.num_nodes > 1:
+            raise ValueError(f"--num_nodes {options.num_nodes}: {path} lists one host")
+        return {}
+    slots = parse_inclusion_exclusion(pool, options.include, options.exclude)
+    if options.num_nodes > len(slots):
+        raise ValueError(f"--num_nodes {options.num_nodes}: {path} lists {len(slots)} hosts")
+    if options.num_nodes > 0:
+        slots = dict(list(slots.items())[: options.num_nodes])
+    few = next((host for host, mine in slots.items() if len(mine) < options.num_gpus), None)
+    if few is not None:
+        raise ValueError(f"--num_gpus {options.num_gpus}: {few} has {len(slots[few])} slots")
+    ranks = {host: options.num_gpus if options.num_gpus > 0 else len(mine) for host, mine in slots.items()}
+    if not ranks:
+        raise ValueError("--exclude leaves no slots")
+    return ranks
+
+
+def _run_on_hosts(options: argparse.Namespace, hosts: Mapping[str, int]) -> NoReturn:
+    from .on_hosts import become_launcher
+
+    if options.launcher not in ("openmpi", "pdsh"):
+        raise ValueError(f"--launcher {options.launcher}: ranks on several hosts are started by openmpi")
+    if options.launcher_args:
+        raise ValueError("--launcher_args: set options of Open MPI by its variables, such as OMPI_MCA_btl_tcp_if_include")
+    if options.ssh_port:
+        os.environ["OMPI_MCA_plm_rsh_args"] = f"-p {options.ssh_port}"
+    environment = _read_environment()
+    for name, value in (("MASTER_ADDR", options.master_addr), ("MASTER_PORT", options.master_port)):
+        if value:
+            environment[name] = str(value)
+    become_launcher(hosts, _command_on_hosts(options), environment=environment)
+
+
+def _command_on_hosts(options: argparse.Namespace) -> list[str]:
+    """One command for all ranks: each finds its local rank in LOCAL_RANK."""
+    if options.no_local_rank:
+        return _command(options, "")
+    if options.no_python:
+        return ["sh", "-c", 'exec "$0" "--local_rank=$LOCAL_RANK" "$@"', options.user_script, *options.user_args]
+    module = ["-m"] if options.module else []
+    start = [sys.executable, "-u", "-m", "zerotorch.run", "--pass-local-rank"]
+    return [*start, *module, options.user_script, *options.user_args]
+
+
+def _run_one_of_hosts(options: argparse.Namespace, hosts: Mapping[str, int]) -> int:
+    """With --no_ssh this runs on each host, which says by --node_rank which it is."""
+    names = list(hosts)
+    if not 0 <= options.node_rank < len(names):
+        raise ValueError(f"--no_ssh: want --node_rank, this host's place in the hostfile, 0 to {len(names) - 1}")
+    before = sum(hosts[name] for name in names[: options.node_rank])
+    place = Place(
+        sum(hosts.values()), hosts[names[options.node_rank]], first_rank=before, host=options.node_rank, hosts=len(names)
+    )
+    return run_ranks(
+        place,
+        lambda rank: _command(options, f"--local_rank={rank}"),
+        master_addr=options.master_addr or names[0],
+        master_port=options.master_port,
+    )
+
+
+def _read_environment() -> dict[str, str]:
+    """Of the first `.deepspeed_env` in this folder or at home: NAME=VALUE lines for all ranks."""
+    for folder in (pathlib.Path.cwd(), pathlib.Path.home()):
+        path = folder / DEEPSPEED_ENVIRONMENT_NAME
+        if path.is_file():
+            lines = [line.strip() for line in path.read_text().splitlines()]
+            pairs = [line.partition("=") for line in lines if line and not line.startswith("#")]
+            return {name.strip(): value.strip() for name, _, value in pairs}
+    return {}
 
 
 def _check_one_way(options: argparse.Namespace) -> None:
@@ -61,22 +155,26 @@ def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="deepspeed", description="Starts the ranks of a job on this host.")
+    parser = argparse.ArgumentParser(prog="deepspeed", description="Starts the ranks of a job, on this host or several.")
     number = parser.add_argument
-    number("--num_gpus", "--num_accelerators", type=int, default=-1, metavar="N", help="number of ranks")
-    number("--num_nodes", type=int, default=-1, metavar="N", help="number of hosts: 1")
-    number("--node_rank", type=int, default=-1, help="place of this host: 0")
+    number("--num_gpus", "--num_accelerators", type=int, default=-1, metavar="N", help="number of ranks of each host")
+    number("--num_nodes", type=int, default=-1, metavar="N", help="number of hosts of the hostfile")
+    number("--node_rank", type=int, default=-1, help="with --no_ssh: place of this host, from 0")
     number("--master_port", type=int, default=None, help="where ranks meet (default: a free port)")
-    number("--master_addr", default="127.0.0.1", help="where ranks meet (default: %(default)s)")
-    number("-H", "--hostfile", metavar="FILE", help="a line: host slots=N")
-    number("-i", "--include", default="", metavar="HOST[:SLOT,...]", help="as many ranks as slots are named")
-    number("-e", "--exclude", default="", metavar="HOST:SLOT,...", help="so many ranks fewer")
+    number("--master_addr", default=None, help="where ranks meet (default: the first host)")
+    number("-H", "--hostfile", metavar="FILE", help=f"lines: host slots=N (default: {DLTS_HOSTFILE}, if it is there)")
+    number("-i", "--include", default="", metavar="HOST[:SLOT,...][@...]", help="as many ranks as slots are named")
+    number("-e", "--exclude", default="", metavar="HOST[:SLOT,...][@...]", help="so many ranks fewer")
+    number("--launcher", default="openmpi", help="for several hosts: openmpi (pdsh is taken for it)")
+    number("--launcher_args", default="", help=argparse.SUPPRESS)
+    number("--ssh_port", type=int, default=None, help="of the other hosts")
     number("--bind_core_list", default=None, help=argparse.SUPPRESS)
     for name, text in (
         ("module", "the script is the name of a module"),
         ("no_python", "the script is a program of its own"),
         ("no_local_rank", "do not pass --local_rank"),
-        ("force_multi", argparse.SUPPRESS),
+        ("force_multi", "start the ranks as on several hosts, though there is one"),
+        ("no_ssh", "this command is run on every host, with its --node_rank"),
         ("bind_cores_to_rank", argparse.SUPPRESS),
     ):
         number(f"--{name}", action="store_true", help=text)
@@ -99,19 +197,16 @@ def _number_of_ranks(options: argparse.Namespace) -> int:
 
 
 def _slots_of_host(hostfile: str | None) -> int:
-    if hostfile is None:
+    if hostfile is None and not pathlib.Path(DLTS_HOSTFILE).is_file():
         from ..accelerator import get_accelerator  # with torch
 
         return get_accelerator().device_count()
-    pool = _parse_hostfile(pathlib.Path(hostfile).read_text().splitlines())
-    if len(pool) != 1:
-        raise ValueError(f"{hostfile} must have one line, `host slots=N`: this launcher starts the ranks of one host")
-    return next(iter(pool.values()))
+    return next(iter(read_hostfile(hostfile or DLTS_HOSTFILE).values()))
 
 
 def _slots_named(filter_: str) -> int:
     if "@" in filter_:
-        raise ValueError("--include and --exclude name one host: this launcher starts the ranks of one host")
+        raise ValueError("--include and --exclude name several hosts, and the hostfile lists none or one")
     slots = filter_.partition(":")[2]
     return len(slots.split(",")) if slots else 0
 
@@ -131,6 +226,14 @@ def fetch_hostfile(hostfile_path: str) -> dict[str, int] | None:
         logger.warning(f"there is no hostfile {hostfile_path}: this host's slots are used")
         return None
     return _parse_hostfile(path.read_text().splitlines())
+
+
+def read_hostfile(hostfile_path: str) -> dict[str, int]:
+    """As `fetch_hostfile`; a file that is not there is a ValueError, too."""
+    try:
+        return _parse_hostfile(pathlib.Path(hostfile_path).read_text().splitlines())
+    except OSError as error:
+        raise ArgumentError(f"{hostfile_path}: {error.strerror}") from error
 
 
 def _parse_hostfile(hostfile_lines: Sequence[str]) -> dict[str, int]:
