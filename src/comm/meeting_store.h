@@ -24,8 +24,12 @@ struct MeetingPlace {
   std::chrono::milliseconds timeout{0};
 };
 
-/// *Collective.* libtorch's TCPStore (defined in engine/tcp_store.cpp: this room knows nothing of libtorch). Shares the
-/// server of a torch.distributed of the same process. Throws CommError.
+/// *Collective.* Throws CommError, also where nobody has registered a store.
 std::unique_ptr<MeetingStore> open_meeting_store(const MeetingPlace& place);
+
+/// This room knows nothing of libtorch, whose TCPStore it is: engine/tcp_store.cpp registers it when the library is
+/// loaded. Local.
+using MeetingStoreMaker = std::unique_ptr<MeetingStore> (*)(const MeetingPlace& place);
+void set_meeting_store(MeetingStoreMaker maker);
 
 }  // namespace zero::comm

@@ -46,9 +46,8 @@ class TcpStore final : public MeetingStore {
   const std::string where_;
 };
 
-}  // namespace
-
-std::unique_ptr<MeetingStore> open_meeting_store(const MeetingPlace& place) {
+/// Shares the server of a torch.distributed of the same process.
+std::unique_ptr<MeetingStore> make_tcp_store(const MeetingPlace& place) {
   const std::string where = place.host + ":" + std::to_string(place.port);
   c10d::TCPStoreOptions options;
   options.port = static_cast<std::uint16_t>(place.port);
@@ -68,5 +67,9 @@ std::unique_ptr<MeetingStore> open_meeting_store(const MeetingPlace& place) {
                     text.substr(0, text.find('\n')) + ". Set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port.");
   }
 }
+
+[[maybe_unused]] const bool g_registered = (set_meeting_store(make_tcp_store), true);
+
+}  // namespace
 
 }  // namespace zero::comm

@@ -82,6 +82,7 @@ def world_group() -> _C.Group:
     if _group is not None and not _group.failed:
         return _group
     _publish_environment()
+    _find_ucx()
     _group = _C.init_distributed()
     if dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) != (_group.rank, _group.size):
         raise ConfigError(
@@ -93,6 +94,16 @@ def world_group() -> _C.Group:
         _show_one_traceback(_group.rank)
         _print_stack_when_asked()
     return _group
+
+
+def _find_ucx() -> None:
+    """The wheel of UCX has its library where the loader does not look. For ranks that may be on several hosts."""
+    if "MASTER_ADDR" not in os.environ or os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE"):
+        return
+    with contextlib.suppress(ImportError, OSError):
+        import libucx
+
+        libucx.load_library()
 
 
 def _text_of(rank: int, mine: str) -> str:
