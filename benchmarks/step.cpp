@@ -19,9 +19,9 @@
 // scripts/slow_network.sh makes them talk over a network of a given speed, and scripts/hosts.sh over one between hosts:
 // benchmarks/hosts has the program that measures there.
 //
-// --in-a-row N takes N steps of the baseline, then N of the engine, of which the time of one is given; another one before
-// them is not timed. What a step leaves for the next one to wait for is then in the time of that. --interface eth0 counts
-// what the kernel has sent and received there meanwhile, for all ranks of rank 0's host.
+// --in-a-row N takes N steps of the baseline, then N of the engine, of which the time of one is given; another one
+// before them is not timed. What a step leaves for the next one to wait for is then in the time of that. --interface
+// eth0 counts what the kernel has sent and received there meanwhile, for all ranks of rank 0's host.
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/ops/normal_native.h>
@@ -140,8 +140,7 @@ std::string json_of(const Options& options, const std::string& mode) {
       is_default      ? "auto"
       : has("thread") ? "always"
                       : "never",
-      !has("fixed"), !options.glibc,
-      options.bf16_sums ? R"(, "data_types": {"grad_accum_dtype": "bf16"})" : "");
+      !has("fixed"), !options.glibc, options.bf16_sums ? R"(, "data_types": {"grad_accum_dtype": "bf16"})" : "");
 }
 
 /// Forward and backward of one step's micro-batches; returns the last loss.
@@ -210,7 +209,7 @@ struct Measured {
   std::vector<double> baseline, engine;
   std::vector<long> faults;
   std::vector<zero::StepBreakdown> breakdowns;
-  std::vector<double> disk_nbytes, disk_waited;  ///< of the steps
+  std::vector<double> disk_nbytes, disk_waited;      ///< of the steps
   std::vector<double> received_nbytes, sent_nbytes;  ///< by the interface
   double last_loss = 0;
   double device_used_mb = 0;

@@ -43,7 +43,7 @@ def theory(mode: str, numel: int, nbytes: int, hosts: int, slots: int) -> float:
     if mode == "fsdp2":  # three rings: two all-gathers and a reduce-scatter
         return 3 * (ranks - 1) / ranks * numel * nbytes
     gradients = slots * away * numel * nbytes
-    shared = "shared" in mode and mode.startswith("stage3")
+    shared = mode.startswith("stage3") and "copying" not in mode
     parameters = (1 if shared else slots) * away * numel * nbytes  # once for each host, or for each rank
     if mode.startswith("stage3") and not shared:
         parameters *= 2
