@@ -11,8 +11,9 @@ constexpr Key kOwnKeys[] = {
     {.path = "zerotorch.store",
      .kind = Kind::kChoice,
      .fallback = "\"auto\"",
-     .note = "where gathered parameters live: once on each host, or copied to each rank; auto: node_shared when "
-             "all ranks are on one host, else copying",
+     .note =
+         "where gathered parameters live: once on each host, or copied to each rank; auto: node_shared on one host, "
+         "and on several with as many ranks each, of whose memory all parameters take at most a quarter",
      .choices = "auto|node_shared|copying",
      .field = field<&Config::zerotorch, &Own::store>},
     {.path = "zerotorch.device_transport",

@@ -7,6 +7,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <exception>
@@ -15,6 +16,7 @@
 
 #include "base/log.h"
 #include "comm/gather_values.h"
+#include "comm/memory.h"
 #include "config/exclusions.h"
 #include "device/cuda_runtime.h"
 #include "device/device_stream.h"
@@ -136,6 +138,24 @@ ShardPlace place_model(Engine::Impl& impl) {
   return place;
 }
 
+/// *Collective* over several hosts.
+sharding::Ranks ranks_of(const Engine::Impl& impl, const ShardPlace& place) {
+  const auto& model = impl.sharded.model;
+  Group group = impl.groups.data_parallel;
+  sharding::Ranks ranks{.count = group.size(),
+                        .on_cpu = model.device.is_cpu(),
+                        .module_on_cpu = model.module_device.is_cpu(),
+                        .reads_in_place = place.moved_by == ShardPlace::MovedBy::kSharedMemory};
+  if (group.single_node()) return ranks;
+  const std::int64_t here = group.local_size();
+  std::array<std::int64_t, 3> least{here, -here, static_cast<std::int64_t>(comm::available_memory_nbytes())};
+  group.all_reduce(least.data(), least.size(), DType::kInt64, ReduceOp::kMin, {.label = "hosts"}).wait();
+  ranks.hosts = 2;  // or more: whether there are several
+  ranks.alike_hosts = least[0] == -least[1];
+  ranks.host_nbytes = least[2];
+  return ranks;
+}
+
 sharding::ShardingPlan make_model(Engine::Impl& impl, const ShardPlace& place) {
   auto& model = impl.sharded.model;
   const auto& inventory = impl.trained.inventory;
@@ -146,13 +166,8 @@ sharding::ShardingPlan make_model(Engine::Impl& impl, const ShardPlace& place) {
                      impl.groups.model_parallel && !item.split.is_split(), item.tensor.sizes().vec()});
   }
   model.param_dtype = param_dtype_of(impl.config, inventory);
-  const sharding::ShardingPlan shards = sharding::plan_sharding(
-      infos, inventory.tree, impl.config,
-      {.count = impl.groups.data_parallel.size(),
-       .hosts = impl.groups.data_parallel.single_node() ? 1 : 2,  // or more: whether there are several
-       .on_cpu = model.device.is_cpu(),
-       .module_on_cpu = model.module_device.is_cpu(),
-       .reads_in_place = place.moved_by == ShardPlace::MovedBy::kSharedMemory});
+  const sharding::ShardingPlan shards =
+      sharding::plan_sharding(infos, inventory.tree, impl.config, ranks_of(impl, place));
   model.parameters.resize(infos.size());
   for (const auto& from : shards.units) {
     const int u = static_cast<int>(model.units.size());
@@ -471,12 +486,14 @@ void choose_progress_thread(Engine::Impl& impl) {
   using ProgressThread = Config::Zerotorch::ProgressThread;
   const auto wanted = impl.config.zerotorch.progress_thread;
   bool on = wanted == ProgressThread::kAlways;
-  if (wanted == ProgressThread::kAuto && impl.config.zero_optimization.overlaps_comm()) {
+  if (wanted == ProgressThread::kAuto) {
     // MPI moves large messages inside calls only, and costs little of a core; in shared memory moving is
     // copying.
-    const bool worth_it =
-        impl.groups.data_parallel.backend() == "mpi" || count_cores_of_rank(impl.groups.all) > at::get_num_threads();
-    on = worth_it && impl.groups.data_parallel.progress_thread_problem().empty();
+    const bool over_mpi = impl.groups.data_parallel.backend() == "mpi";
+    const bool between_hosts = over_mpi && !impl.groups.data_parallel.single_node();
+    const bool overlaps = impl.config.zero_optimization.overlaps_comm(between_hosts ? 2 : 1) &&
+                          (over_mpi || count_cores_of_rank(impl.groups.all) > at::get_num_threads());
+    on = (between_hosts || overlaps) && impl.groups.data_parallel.progress_thread_problem().empty();
   }
   if (!on && wanted != ProgressThread::kNever) return;
   try {
