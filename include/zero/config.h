@@ -393,8 +393,13 @@ struct Config {
     /// as in DeepSpeed. Loses precision: above 256, bf16 cannot represent every integer.
     BufferDtype buffer_dtype = BufferDtype::kModule;
     /// A thread per rank that progresses gathers and reductions while other threads compute. auto: with overlap_comm,
-    /// if the backend is MPI or the rank has a core more than its compute threads.
+    /// if the backend is MPI or the rank has a core more than its compute threads; and over MPI between hosts.
     ProgressThread progress_thread = ProgressThread::kAuto;
+    /// Parameters that are always whole (stages 1 and 2, persistent ones of stage 3), on the CPU: step() returns before
+    /// the other ranks' updated shards have come, and each use of a parameter by an operator waits for its own. Memory
+    /// that is read without an operator throws until then: Engine::wait_for_parameters(). auto: between hosts, where
+    /// every rank has a progress thread. Not with the update "in_backward" or the debug observer.
+    OverlapAllGather overlap_all_gather = OverlapAllGather::kAuto;
     /// How products of 16-bit parameters and activations are computed on the CPU (zero/cpu_products.h). auto: in fp32
     /// where the processor has no instructions for the dtype; rank 0's choice holds for all. For the whole process
     /// while the engine lives. With fp32 parameters: products under autocast.

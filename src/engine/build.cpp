@@ -241,13 +241,34 @@ auto with_key(const std::optional<offload::DiskOptions>& disk, std::string_view 
   }
 }
 
+/// *Collective.* Whether step() leaves updated parameters to the next forward to wait for.
+bool overlaps_publish(const Engine::Impl& impl, const sharding::ShardingPlan& shards) {
+  using Overlap = Config::Zerotorch::OverlapAllGather;
+  const Overlap wanted = impl.config.zerotorch.overlap_all_gather;
+  const auto& model = impl.sharded.model;
+  // Updates in backward write shards that others may still fetch, and the debug observer looks at memory.
+  if (wanted == Overlap::kNever || model.world_size() == 1 || !shards.sharding.optimizer_states ||
+      model.module_is_elsewhere() || !model.device.is_cpu() || !shards.update.keeps_gradients ||
+      impl.config.zerotorch.debug_observer)
+    return false;
+  if (wanted == Overlap::kAlways) return true;
+  Group group = model.data_ranks;
+  if (group.single_node()) return false;
+  // A rank gives the others its shards in its calls; while it does something else only the thread does.
+  std::int64_t threads = group.has_progress_thread() ? 1 : 0;
+  group.all_reduce(&threads, 1, DType::kInt64, ReduceOp::kMin, {.label = "progress threads"}).wait();
+  return threads == 1;
+}
+
 /// *Collective.*
 void make_store(Engine::Impl& impl, const sharding::ShardingPlan& shards) {
   auto& [ledger, model, timeline, store, optimizer, reducer, update, norm] = impl.sharded;
   const auto& zero = impl.config.zero_optimization;
   if (shards.place.reads_in_place()) {
     model.hosts = find_hosts(impl.groups.data_parallel);
-    store = sharding::make_node_shared_store(model, ledger, timeline);
+    const bool takes_any_memory = model.data_ranks.backend() == "mpi";
+    store =
+        sharding::make_node_shared_store(model, ledger, timeline, takes_any_memory && overlaps_publish(impl, shards));
     return;
   }
   sharding::CopyingStoreOptions options{.resident = shards.resident,
@@ -256,6 +277,7 @@ void make_store(Engine::Impl& impl, const sharding::ShardingPlan& shards) {
                                         .prefetch_numel = shards.prefetch_numel,
                                         .measured_prefetch = impl.config.zerotorch.measured_prefetch,
                                         .publish_bucket_numel = zero.allgather_bucket_size,
+                                        .overlaps_publish = overlaps_publish(impl, shards),
                                         .updates_in_backward = !shards.update.keeps_gradients};
   options.shares_shards = shards.place.copies_from_shared();
   options.disk = disk_of(shards.place.parameters, impl.config, zero.offload_param.nvme_path, impl.observers);
