@@ -10,12 +10,18 @@
 // A mode is stage0 to stage3 and words: -copying and -shared (store), -thread (progress thread), -fixed
 // (prefetch as far as stage3_prefetch_bucket_size instead of measured), -blocking (overlap_comm false), -8bit
 // (AdamW8bit), -nvme (masters and states in a scratch file in --nvme-path; the line says what went to and from the
-// disk), -params (parameters in one, too), -host (states and parameters of a module on a GPU in host memory, where they
+// disk), -params (parameters in one, too), -default (overlap_comm, progress thread and, at stage 3, store as the engine
+// chooses them), -host (states and parameters of a module on a GPU in host memory, where they
 // are anyway with several ranks), -ratio (half of the elements updated there, half by the GPU), -late (an update that
 // is delayed).
 // A GPU's memory is that in use (with what allocators keep, of all processes), what libtorch's allocator had of it at
 // most, and the ledger's kinds; --alone for those of the engine. Under mpirun the ranks are mpirun's;
-// scripts/slow_network.sh makes them talk over a network of a given speed.
+// scripts/slow_network.sh makes them talk over a network of a given speed, and scripts/hosts.sh over one between hosts:
+// benchmarks/hosts has the program that measures there.
+//
+// --in-a-row N takes N steps of the baseline, then N of the engine, of which the time of one is given; another one
+// before them is not timed. What a step leaves for the next one to wait for is then in the time of that. --interface
+// eth0 counts what the kernel has sent and received there meanwhile, for all ranks of rank 0's host.
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/ops/normal_native.h>
@@ -30,6 +36,7 @@
 #include <algorithm>
 #include <CLI/CLI.hpp>
 #include <cmath>
+#include <fstream>
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -54,6 +61,8 @@ struct Options {
   std::int64_t accumulation = 1;
   int steps = 8;
   int warmup = 3;
+  int in_a_row = 1;       ///< steps that are timed together
+  std::string interface;  ///< of the network, whose bytes are counted; empty: none
   bool fp32 = false;
   bool pin = true;
   std::string device = "cpu";  ///< of the module; "cuda": one GPU for each rank, in turn
@@ -100,18 +109,23 @@ std::string json_of(const Options& options, const std::string& mode) {
   const auto has = [&](const char* word) { return mode.find(word) != std::string::npos; };
   const bool copying = has("copying") || has("params");
   const bool node_shared = has("shared") || (mode.substr(0, 6) == "stage3" && !copying);
+  const bool is_default = has("default");
+  const std::string overlap = is_default ? "" : fmt::format(R"("overlap_comm": {},)", !has("blocking"));
+  const char* const store = is_default && !has("shared") && !has("copying") ? "auto"
+                            : copying || !node_shared                       ? "copying"
+                                                                            : "node_shared";
   return fmt::format(
       R"({{"train_micro_batch_size_per_gpu": {}, "gradient_accumulation_steps": {},
            "optimizer": {{"type": "{}", "params": {{"lr": 1e-4, "weight_decay": 0.01}}}},
            "gradient_clipping": {}, "bf16": {{"enabled": {}, "check_grad_overflow": {}}},
-           "zero_optimization": {{"stage": {}, "overlap_comm": {}, "stage3_max_reuse_distance": 0,
+           "zero_optimization": {{"stage": {}, {} "stage3_max_reuse_distance": 0,
              "offload_optimizer": {{"device": "{}", "nvme_path": "{}", "buffer_count": {}, "ratio": {}}},
              "offload_param": {{"device": "{}", "nvme_path": "{}"}}}},
            "aio": {{"block_size": {}, "queue_depth": {}}},
            "zerotorch": {{"store": "{}", "update": "{}", "progress_thread": "{}",
              "measured_prefetch": {}, "caching_allocator": {}}}{}}})",
       options.batch, options.accumulation, has("8bit") ? "AdamW8bit" : "AdamW", options.in_backward ? 0.0 : 1.0,
-      !options.fp32, !options.in_backward, mode[5], !has("blocking"),
+      !options.fp32, !options.in_backward, mode[5], overlap,
       has("nvme")   ? "nvme"
       : has("host") ? "cpu"
                     : "none",
@@ -119,12 +133,14 @@ std::string json_of(const Options& options, const std::string& mode) {
       has("params") ? "nvme"
       : has("host") ? "cpu"
                     : "none",
-      options.nvme_path, options.block_size, options.queue_depth, copying || !node_shared ? "copying" : "node_shared",
+      options.nvme_path, options.block_size, options.queue_depth, store,
       options.in_backward ? "in_backward"
       : has("late")       ? "delayed"
                           : "after_backward",
-      has("thread") ? "always" : "never", !has("fixed"), !options.glibc,
-      options.bf16_sums ? R"(, "data_types": {"grad_accum_dtype": "bf16"})" : "");
+      is_default      ? "auto"
+      : has("thread") ? "always"
+                      : "never",
+      !has("fixed"), !options.glibc, options.bf16_sums ? R"(, "data_types": {"grad_accum_dtype": "bf16"})" : "");
 }
 
 /// Forward and backward of one step's micro-batches; returns the last loss.
@@ -168,11 +184,33 @@ void draw_quickly() {
   library.impl("normal_", quick_normal_);
 }
 
+/// What an interface of this host has received and sent.
+struct Traffic {
+  double received_nbytes = 0, sent_nbytes = 0;
+};
+Traffic traffic_of(const std::string& interface) {
+  std::ifstream lines("/proc/net/dev");
+  for (std::string line; !interface.empty() && std::getline(lines, line);) {
+    const std::size_t colon = line.find(':');
+    if (colon == std::string::npos || line.substr(line.find_first_not_of(' '), interface.size() + 1) != interface + ":")
+      continue;
+    std::istringstream numbers(line.substr(colon + 1));
+    Traffic traffic;
+    double other = 0;
+    numbers >> traffic.received_nbytes;
+    for (int i = 0; i < 7; ++i) numbers >> other;
+    numbers >> traffic.sent_nbytes;
+    return traffic;
+  }
+  return {};
+}
+
 struct Measured {
   std::vector<double> baseline, engine;
   std::vector<long> faults;
   std::vector<zero::StepBreakdown> breakdowns;
-  std::vector<double> disk_nbytes, disk_waited;  ///< of the steps
+  std::vector<double> disk_nbytes, disk_waited;      ///< of the steps
+  std::vector<double> received_nbytes, sent_nbytes;  ///< by the interface
   double last_loss = 0;
   double device_used_mb = 0;
   zero::DeviceMemory of_libtorch;
@@ -189,6 +227,10 @@ nlohmann::json device_peaks(const zero::MemoryReport& ledger) {
           std::round(static_cast<double>(ledger[kind].peak_device_nbytes) / 1e6);
   }
   return kinds;
+}
+
+int steps_taken(const Options& options) {
+  return (options.warmup + options.steps) * (options.in_a_row + (options.in_a_row > 1 ? 1 : 0));
 }
 
 nlohmann::json summary(const Options& options, const std::string& mode, const Measured& measured, std::int64_t numel,
@@ -215,6 +257,8 @@ nlohmann::json summary(const Options& options, const std::string& mode, const Me
           {"dtype", options.fp32 ? "fp32" : "bf16"},
           {"baseline_s", options.alone ? nlohmann::json() : nlohmann::json(median(measured.baseline))},
           {"step_s", median(measured.engine)},
+          {"received_mb", std::round(median(measured.received_nbytes) / 1e4) / 100},
+          {"sent_mb", std::round(median(measured.sent_nbytes) / 1e4) / 100},
           {"ratio", ratio(median(measured.engine) / median(measured.baseline))},
           {"ratio_pairs_median", ratio(median(ratios))},
           {"page_faults_per_step", median({measured.faults.begin(), measured.faults.end()})},
@@ -226,7 +270,7 @@ nlohmann::json summary(const Options& options, const std::string& mode, const Me
           {"device_ledger_mb", device_peaks(measured.ledger)},
           {"loss", measured.last_loss},
           {"backend", group.backend()},
-          {"received_numel_per_step", sent.total_numel() / (options.warmup + options.steps)},
+          {"received_numel_per_step", sent.total_numel() / steps_taken(options)},
           {"prefetched_gathers", sent.prefetched_gathers},
           {"gathers", sent.gathers},
           {"prefetch_window_numel", sent.prefetch_window_numel},
@@ -289,12 +333,23 @@ int run_rank(const Options& options) {
     auto engine = zero::initialize(model, json_of(options, mode), initialize);
     Measured measured;
     double peak = 0;
+    std::int64_t next = 0;
+    const auto take_step = [&] {
+      measured.last_loss = run_step(
+          options, device, model_opts.seq, group.rank(), next++,
+          [&](const at::Tensor& x, const at::Tensor& y) { return model->loss(x, y); },
+          [&](const at::Tensor& loss) {
+            engine.backward(loss);
+            engine.step();
+          });
+    };
+    const bool in_a_row = options.in_a_row > 1, is_late = mode.find("late") != std::string::npos;
     for (int i = 0; i < options.warmup + options.steps; ++i) {
       group.barrier().wait();
       double begin = seconds_now();
-      if (plain) {
+      for (int j = 0; plain && j < options.in_a_row; ++j) {
         run_step(
-            options, device, model_opts.seq, group.rank(), i,
+            options, device, model_opts.seq, group.rank(), next + j,
             [&](const at::Tensor& x, const at::Tensor& y) { return plain->loss(x, y); },
             [&](const at::Tensor& loss) {
               loss.backward();
@@ -302,25 +357,29 @@ int run_rank(const Options& options) {
             });
       }
       group.barrier().wait();
-      const double baseline = seconds_now() - begin;
+      const double baseline = (seconds_now() - begin) / options.in_a_row;
+      if (in_a_row) {
+        take_step();
+        group.barrier().wait();
+      }
       begin = seconds_now();
       const long faults = page_faults();
+      const Traffic before = traffic_of(options.interface);
       const zero::OffloadReport disk_before = engine.offload_report();
-      measured.last_loss = run_step(
-          options, device, model_opts.seq, group.rank(), i,
-          [&](const at::Tensor& x, const at::Tensor& y) { return model->loss(x, y); },
-          [&](const at::Tensor& loss) {
-            engine.backward(loss);
-            engine.step();
-          });
+      for (int j = 0; j < options.in_a_row; ++j) take_step();
+      if (!in_a_row && !is_late) engine.finish_update();  // nothing is left for the baseline to compete with
       group.barrier().wait();
-      const double step = seconds_now() - begin;
+      const double step = (seconds_now() - begin) / options.in_a_row;
+      const Traffic after = traffic_of(options.interface);
+      if (in_a_row && !is_late) engine.finish_update();
       peak = std::max(peak, static_cast<double>(zero::process_memory().proportional_nbytes) / 1e6);
       measured.device_used_mb = std::max(measured.device_used_mb, used_mb(device));
       if (i < options.warmup) continue;
       measured.baseline.push_back(baseline);
       measured.engine.push_back(step);
-      measured.faults.push_back(page_faults() - faults);
+      measured.faults.push_back((page_faults() - faults) / options.in_a_row);
+      measured.received_nbytes.push_back((after.received_nbytes - before.received_nbytes) / options.in_a_row);
+      measured.sent_nbytes.push_back((after.sent_nbytes - before.sent_nbytes) / options.in_a_row);
       measured.breakdowns.push_back(engine.step_breakdown());
       const zero::OffloadReport disk = engine.offload_report();
       measured.disk_nbytes.push_back(static_cast<double>(disk.read_nbytes - disk_before.read_nbytes +
@@ -361,6 +420,9 @@ int main(int argc, char** argv) {
   app.add_option("--accumulation", options.accumulation);
   app.add_option("--steps", options.steps);
   app.add_option("--warmup", options.warmup);
+  app.add_option("--in-a-row", options.in_a_row, "steps that are timed together, after one that is not")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--interface", options.interface, "of the network, as eth0: its bytes are counted");
   app.add_option("--modes", options.modes);
   app.add_option("--nvme-path", options.nvme_path, "of -nvme: a folder on a local disk");
   app.add_option("--block-size", options.block_size);

@@ -283,10 +283,11 @@ struct Config {
     /// What is sharded over the ranks: 0 nothing, 1 optimizer states, 2 also gradients, 3 also parameters.
     int stage = 0;
     /// Overlap gradient reduction with backward (and gathers with forward at stage 3). Costs one more bucket. Not
-    /// given: depends on the stage, see overlaps_comm().
+    /// given: depends on the stage and the hosts, see overlaps_comm().
     std::optional<bool> overlap_comm;
-    /// overlap_comm if given, else DeepSpeed's default: true at stage 3, false below.
-    bool overlaps_comm() const { return overlap_comm.value_or(stage == 3); }
+    /// overlap_comm if given. Else true at stage 3 and between hosts, where networks are slower than memory, and false
+    /// below stage 3 on one host, as in DeepSpeed.
+    bool overlaps_comm(int hosts = 1) const { return overlap_comm.value_or(stage == 3 || hosts > 1); }
     /// In elements: a unit's gradient is reduced in pieces (buckets) of at most this many, and of at most max(4 Mi, 512
     /// Ki x ranks): more would only take memory. Smaller: less bucket memory, more collectives.
     std::int64_t reduce_bucket_size = 500'000'000;
@@ -357,11 +358,13 @@ struct Config {
     enum class Store : std::uint8_t { kAuto, kNodeShared, kCopying };
     enum class VerifyParameters : std::uint8_t { kBroadcast, kVerify };
     enum class ProgressThread : std::uint8_t { kAuto, kAlways, kNever };
+    enum class OverlapAllGather : std::uint8_t { kAuto, kAlways, kNever };
     enum class UnusedParameters : std::uint8_t { kSkip, kZero };
     enum class Buffers : std::uint8_t { kRank0, kEach, kMean };
     enum class BufferDtype : std::uint8_t { kModule, kParameters };
     /// Stage 3: where gathered parameters live. node_shared: once per host, shared by all its ranks; with several
-    /// hosts, each must have the same number of ranks. auto: node_shared when all ranks are on one host, else copying.
+    /// hosts, each must have the same number of ranks. auto: node_shared on the CPU, over several hosts if they have as
+    /// many ranks each and all parameters take at most a quarter of the memory that a host has left; else copying.
     Store store = Store::kAuto;
     enum class DeviceTransport : std::uint8_t { kAuto, kShared, kNccl };
     /// With shards in the memory of several ranks' GPUs, what moves them. shared: ranks of one host read each other's
@@ -390,8 +393,13 @@ struct Config {
     /// as in DeepSpeed. Loses precision: above 256, bf16 cannot represent every integer.
     BufferDtype buffer_dtype = BufferDtype::kModule;
     /// A thread per rank that progresses gathers and reductions while other threads compute. auto: with overlap_comm,
-    /// if the backend is MPI or the rank has a core more than its compute threads.
+    /// if the backend is MPI or the rank has a core more than its compute threads; and over MPI between hosts.
     ProgressThread progress_thread = ProgressThread::kAuto;
+    /// Parameters that are always whole (stages 1 and 2, persistent ones of stage 3), on the CPU: step() returns before
+    /// the other ranks' updated shards have come, and each use of a parameter by an operator waits for its own. Memory
+    /// that is read without an operator throws until then: Engine::wait_for_parameters(). auto: between hosts, where
+    /// every rank has a progress thread. Not with the update "in_backward" or the debug observer.
+    OverlapAllGather overlap_all_gather = OverlapAllGather::kAuto;
     /// How products of 16-bit parameters and activations are computed on the CPU (zero/cpu_products.h). auto: in fp32
     /// where the processor has no instructions for the dtype; rank 0's choice holds for all. For the whole process
     /// while the engine lives. With fp32 parameters: products under autocast.

@@ -235,6 +235,11 @@ class Engine {
   /// every function below that reads or writes weights or states, and when a checkpoint is saved. Not between forward
   /// and backward. *Collective.* Throws IoError where states are on a disk that fails.
   void finish_update();
+  /// Between hosts step() returns before all updated parameters have come (zerotorch.overlap_all_gather); an operator
+  /// that uses one waits for it. From this call to the next step() the program may also read their memory without an
+  /// operator, where parameters are not sharded. Pointers that it kept from before the step are not waited for. Local.
+  /// Throws CommError.
+  void wait_for_parameters();
   /// From the next window on, or no longer: computes squared norms of every micro-batch's gradient on its way, which
   /// costs about as much as reading all gradients once more. The second backward() of a micro-batch then throws
   /// ModelError. The same on every rank. Local. Throws ConfigError where the model is split over model-parallel ranks,

@@ -182,7 +182,7 @@ MemoryReport engine_memory(const ModelShape& model, const Config& config, int wo
 
 /// True when reductions overlap backward, or gradients come from GPUs: the number of buckets in flight then depends on
 /// timing.
-bool buckets_are_bound(const Config& config, int world_size, bool gpus = false);
+bool buckets_are_bound(const Config& config, int world_size, bool gpus = false, int hosts = 1);
 
 /// True when the copying store chooses its prefetch distance from measured times, which it does not where
 /// NCCL gathers.

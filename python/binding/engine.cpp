@@ -226,6 +226,8 @@ void bind_training(py::class_<PythonEngine>& engine) {
           "step", [](PythonEngine& self) { self.with_buffers().step(); }, NoGil())
       .def(
           "finish_update", [](PythonEngine& self) { self.get().finish_update(); }, NoGil())
+      .def(
+          "wait_for_parameters", [](PythonEngine& self) { self.get().wait_for_parameters(); }, NoGil())
       .def("set_gradient_accumulation_steps",
            [](PythonEngine& self, std::int64_t steps) { self.get().set_gradient_accumulation_steps(steps); })
       .def("set_train_batch_size",

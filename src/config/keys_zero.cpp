@@ -21,7 +21,7 @@ constexpr Key kZero[] = {
      .maximum = 3,
      .field = field<&Config::zero_optimization, &Zero::stage>},
     honoured("zero_optimization.overlap_comm", Kind::kBool, "null",
-             "overlap communication with computation; not given: true at stage 3, else false",
+             "overlap communication with computation; not given: true at stage 3 and between hosts, else false",
              field<&Config::zero_optimization, &Zero::overlap_comm>),
     no_effect("zero_optimization.contiguous_gradients", Kind::kBool, "true",
               "gradients always go into one contiguous buffer per unit", "true"),

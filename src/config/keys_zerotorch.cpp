@@ -11,8 +11,9 @@ constexpr Key kOwnKeys[] = {
     {.path = "zerotorch.store",
      .kind = Kind::kChoice,
      .fallback = "\"auto\"",
-     .note = "where gathered parameters live: once on each host, or copied to each rank; auto: node_shared when "
-             "all ranks are on one host, else copying",
+     .note =
+         "where gathered parameters live: once on each host, or copied to each rank; auto: node_shared on one host, "
+         "and on several with as many ranks each, of whose memory all parameters take at most a quarter",
      .choices = "auto|node_shared|copying",
      .field = field<&Config::zerotorch, &Own::store>},
     {.path = "zerotorch.device_transport",
@@ -61,11 +62,17 @@ constexpr Key kOwnKeys[] = {
     {.path = "zerotorch.progress_thread",
      .kind = Kind::kChoice,
      .fallback = "\"auto\"",
-     .note = "a thread of each rank that moves data while the others compute; auto: with overlap_comm, over "
-             "MPI or where a "
-             "rank has a core more than compute threads",
+     .note = "a thread of each rank that moves data while the others compute; auto: over MPI between hosts, and with "
+             "overlap_comm over MPI or where a rank has a core more than compute threads",
      .choices = "auto|always|never",
      .field = field<&Config::zerotorch, &Own::progress_thread>},
+    {.path = "zerotorch.overlap_all_gather",
+     .kind = Kind::kChoice,
+     .fallback = "\"auto\"",
+     .note = "updated parameters of stages 1 and 2 come from other ranks while the next forward begins; auto: between "
+             "hosts, with a progress thread",
+     .choices = "auto|always|never",
+     .field = field<&Config::zerotorch, &Own::overlap_all_gather>},
     {.path = "zerotorch.cpu_products",
      .kind = Kind::kChoice,
      .fallback = "\"auto\"",

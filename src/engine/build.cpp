@@ -7,6 +7,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <exception>
@@ -15,6 +16,7 @@
 
 #include "base/log.h"
 #include "comm/gather_values.h"
+#include "comm/memory.h"
 #include "config/exclusions.h"
 #include "device/cuda_runtime.h"
 #include "device/device_stream.h"
@@ -136,6 +138,24 @@ ShardPlace place_model(Engine::Impl& impl) {
   return place;
 }
 
+/// *Collective* over several hosts.
+sharding::Ranks ranks_of(const Engine::Impl& impl, const ShardPlace& place) {
+  const auto& model = impl.sharded.model;
+  Group group = impl.groups.data_parallel;
+  sharding::Ranks ranks{.count = group.size(),
+                        .on_cpu = model.device.is_cpu(),
+                        .module_on_cpu = model.module_device.is_cpu(),
+                        .reads_in_place = place.moved_by == ShardPlace::MovedBy::kSharedMemory};
+  if (group.single_node()) return ranks;
+  const std::int64_t here = group.local_size();
+  std::array<std::int64_t, 3> least{here, -here, static_cast<std::int64_t>(comm::available_memory_nbytes())};
+  group.all_reduce(least.data(), least.size(), DType::kInt64, ReduceOp::kMin, {.label = "hosts"}).wait();
+  ranks.hosts = 2;  // or more: whether there are several
+  ranks.alike_hosts = least[0] == -least[1];
+  ranks.host_nbytes = least[2];
+  return ranks;
+}
+
 sharding::ShardingPlan make_model(Engine::Impl& impl, const ShardPlace& place) {
   auto& model = impl.sharded.model;
   const auto& inventory = impl.trained.inventory;
@@ -146,13 +166,8 @@ sharding::ShardingPlan make_model(Engine::Impl& impl, const ShardPlace& place) {
                      impl.groups.model_parallel && !item.split.is_split(), item.tensor.sizes().vec()});
   }
   model.param_dtype = param_dtype_of(impl.config, inventory);
-  const sharding::ShardingPlan shards = sharding::plan_sharding(
-      infos, inventory.tree, impl.config,
-      {.count = impl.groups.data_parallel.size(),
-       .hosts = impl.groups.data_parallel.single_node() ? 1 : 2,  // or more: whether there are several
-       .on_cpu = model.device.is_cpu(),
-       .module_on_cpu = model.module_device.is_cpu(),
-       .reads_in_place = place.moved_by == ShardPlace::MovedBy::kSharedMemory});
+  const sharding::ShardingPlan shards =
+      sharding::plan_sharding(infos, inventory.tree, impl.config, ranks_of(impl, place));
   model.parameters.resize(infos.size());
   for (const auto& from : shards.units) {
     const int u = static_cast<int>(model.units.size());
@@ -226,13 +241,34 @@ auto with_key(const std::optional<offload::DiskOptions>& disk, std::string_view 
   }
 }
 
+/// *Collective.* Whether step() leaves updated parameters to the next forward to wait for.
+bool overlaps_publish(const Engine::Impl& impl, const sharding::ShardingPlan& shards) {
+  using Overlap = Config::Zerotorch::OverlapAllGather;
+  const Overlap wanted = impl.config.zerotorch.overlap_all_gather;
+  const auto& model = impl.sharded.model;
+  // Updates in backward write shards that others may still fetch, and the debug observer looks at memory.
+  if (wanted == Overlap::kNever || model.world_size() == 1 || !shards.sharding.optimizer_states ||
+      model.module_is_elsewhere() || !model.device.is_cpu() || !shards.update.keeps_gradients ||
+      impl.config.zerotorch.debug_observer)
+    return false;
+  if (wanted == Overlap::kAlways) return true;
+  Group group = model.data_ranks;
+  if (group.single_node()) return false;
+  // A rank gives the others its shards in its calls; while it does something else only the thread does.
+  std::int64_t threads = group.has_progress_thread() ? 1 : 0;
+  group.all_reduce(&threads, 1, DType::kInt64, ReduceOp::kMin, {.label = "progress threads"}).wait();
+  return threads == 1;
+}
+
 /// *Collective.*
 void make_store(Engine::Impl& impl, const sharding::ShardingPlan& shards) {
   auto& [ledger, model, timeline, store, optimizer, reducer, update, norm] = impl.sharded;
   const auto& zero = impl.config.zero_optimization;
   if (shards.place.reads_in_place()) {
     model.hosts = find_hosts(impl.groups.data_parallel);
-    store = sharding::make_node_shared_store(model, ledger, timeline);
+    const bool takes_any_memory = model.data_ranks.backend() == "mpi";
+    store =
+        sharding::make_node_shared_store(model, ledger, timeline, takes_any_memory && overlaps_publish(impl, shards));
     return;
   }
   sharding::CopyingStoreOptions options{.resident = shards.resident,
@@ -241,6 +277,7 @@ void make_store(Engine::Impl& impl, const sharding::ShardingPlan& shards) {
                                         .prefetch_numel = shards.prefetch_numel,
                                         .measured_prefetch = impl.config.zerotorch.measured_prefetch,
                                         .publish_bucket_numel = zero.allgather_bucket_size,
+                                        .overlaps_publish = overlaps_publish(impl, shards),
                                         .updates_in_backward = !shards.update.keeps_gradients};
   options.shares_shards = shards.place.copies_from_shared();
   options.disk = disk_of(shards.place.parameters, impl.config, zero.offload_param.nvme_path, impl.observers);
@@ -471,12 +508,14 @@ void choose_progress_thread(Engine::Impl& impl) {
   using ProgressThread = Config::Zerotorch::ProgressThread;
   const auto wanted = impl.config.zerotorch.progress_thread;
   bool on = wanted == ProgressThread::kAlways;
-  if (wanted == ProgressThread::kAuto && impl.config.zero_optimization.overlaps_comm()) {
+  if (wanted == ProgressThread::kAuto) {
     // MPI moves large messages inside calls only, and costs little of a core; in shared memory moving is
     // copying.
-    const bool worth_it =
-        impl.groups.data_parallel.backend() == "mpi" || count_cores_of_rank(impl.groups.all) > at::get_num_threads();
-    on = worth_it && impl.groups.data_parallel.progress_thread_problem().empty();
+    const bool over_mpi = impl.groups.data_parallel.backend() == "mpi";
+    const bool between_hosts = over_mpi && !impl.groups.data_parallel.single_node();
+    const bool overlaps = impl.config.zero_optimization.overlaps_comm(between_hosts ? 2 : 1) &&
+                          (over_mpi || count_cores_of_rank(impl.groups.all) > at::get_num_threads());
+    on = (between_hosts || overlaps) && impl.groups.data_parallel.progress_thread_problem().empty();
   }
   if (!on && wanted != ProgressThread::kNever) return;
   try {

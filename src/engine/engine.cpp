@@ -305,6 +305,8 @@ at::Tensor Engine::scale(const at::Tensor& loss) {
 
 void Engine::finish_update() { impl_->enter(engine::Entry::kReadWeights, "finish_update()"); }
 
+void Engine::wait_for_parameters() { impl_->sharded.store->finish_publication(); }
+
 void Engine::zero_grad() {
   impl_->random.restart();
   impl_->enter(engine::Entry::kZeroGrad, "zero_grad()");

@@ -54,12 +54,12 @@ void ParameterHandle::attach(void* data) {
   data_ = data;
 }
 
-void ParameterHandle::release() {
+void ParameterHandle::release(const std::string& message) {
   auto storage = storage_.lock();
   attached_ = false;
   if (!storage) return;
   storage->set_data_ptr_noswap(data_ptr(nullptr));
-  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(released_message_);
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(message.empty() ? released_message_ : message);
 }
 
 void ParameterHandle::retire(const at::Tensor& parameter, std::shared_ptr<void> keep_alive, const std::string& why) {

@@ -48,8 +48,8 @@ class ParameterHandle : public c10::intrusive_ptr_target {
 
   /// Points the storage at `data`; 64-byte aligned, valid until release().
   void attach(void* data);
-  /// Takes the memory away; raw access throws from now on.
-  void release();
+  /// Takes the memory away; raw access throws from now on, with `message` (empty: that values are not gathered).
+  void release(const std::string& message = {});
   bool attached() const { return attached_; }
   /// What attach() was given; null when released.
   void* data() const { return attached_ ? data_ : nullptr; }

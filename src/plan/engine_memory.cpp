@@ -27,10 +27,11 @@ MemoryReport engine_memory(const ModelShape& model, const Config& config, int wo
   return sharding::footprint_of(shards, workload_of(model, config), config).of_rank(rank);
 }
 
-bool buckets_are_bound(const Config& config, int world_size, bool gpus) {
+bool buckets_are_bound(const Config& config, int world_size, bool gpus, int hosts) {
   const auto sharding = layout::sharding_of_stage(config.zero_optimization.stage, world_size);
   const bool needs_them = world_size > 1 || config.gradient_accumulation_steps > 1;
-  return sharding.gradients && needs_them && (gpus || (config.zero_optimization.overlaps_comm() && world_size > 1));
+  return sharding.gradients && needs_them &&
+         (gpus || (config.zero_optimization.overlaps_comm(hosts) && world_size > 1));
 }
 
 bool gather_is_bound(const Config& config, int world_size, bool gpus, int hosts) {

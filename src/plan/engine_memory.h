@@ -9,7 +9,8 @@ using sharding::ShardingPlan;
 
 /// What initialize() would make of the model. Throws ConfigError as that does: unknown unit names, 'node_shared' over
 /// hosts with different numbers of ranks.
-ShardingPlan shard(const ModelShape& model, const Config& config, int world_size, int ranks_per_node, bool gpus);
+ShardingPlan shard(const ModelShape& model, const Config& config, int world_size, int ranks_per_node, bool gpus,
+                   std::int64_t host_nbytes = 0);
 
 sharding::Workload workload_of(const ModelShape& model, const Config& config);
 

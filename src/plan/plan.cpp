@@ -119,7 +119,8 @@ void add_activations(Plan& plan, const Activations& kept, bool gpus) {
 
 }  // namespace
 
-ShardingPlan shard(const ModelShape& model, const Config& config, int world_size, int ranks_per_node, bool gpus) {
+ShardingPlan shard(const ModelShape& model, const Config& config, int world_size, int ranks_per_node, bool gpus,
+                   std::int64_t host_nbytes) {
   if (config.zerotorch.store == Config::Zerotorch::Store::kNodeShared && world_size % ranks_per_node != 0) {
     throw ConfigError(
         fmt::format("zerotorch.store: 'node_shared' over several hosts needs as many ranks on each; {} ranks are "
@@ -135,9 +136,14 @@ ShardingPlan shard(const ModelShape& model, const Config& config, int world_size
   const int hosts = (world_size + ranks_per_node - 1) / ranks_per_node;
   const bool by_nccl = sharding::wants_nccl(config, hosts);
   const bool on_gpu = gpus && !config::wants_host_memory(config) && (hosts == 1 || by_nccl);
-  return sharding::plan_sharding(
-      infos, layout::module_tree(names), config,
-      {.count = world_size, .hosts = hosts, .on_cpu = !on_gpu, .module_on_cpu = !gpus, .reads_in_place = !by_nccl});
+  return sharding::plan_sharding(infos, layout::module_tree(names), config,
+                                 {.count = world_size,
+                                  .hosts = hosts,
+                                  .on_cpu = !on_gpu,
+                                  .module_on_cpu = !gpus,
+                                  .reads_in_place = !by_nccl,
+                                  .alike_hosts = world_size % ranks_per_node == 0,
+                                  .host_nbytes = host_nbytes});
 }
 
 Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster) {
@@ -150,7 +156,8 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   plan.ranks = cluster.ranks;
   plan.ranks_per_node = cluster.ranks_per_node > 0 ? std::min(cluster.ranks_per_node, cluster.ranks) : cluster.ranks;
   plan.nodes = (plan.ranks + plan.ranks_per_node - 1) / plan.ranks_per_node;
-  const ShardingPlan shards = shard(model, config, plan.ranks, plan.ranks_per_node, cluster.gpus);
+  const ShardingPlan shards =
+      shard(model, config, plan.ranks, plan.ranks_per_node, cluster.gpus, cluster.node_memory_nbytes);
   const sharding::Footprint footprint = sharding::footprint_of(shards, workload_of(model, config), config);
   plan.stage = config.zero_optimization.stage;
   plan.node_shared = shards.place.reads_in_place();
@@ -166,7 +173,7 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   plan.rank = footprint.of_rank(plan.heaviest_rank);
   // A recomputed layer's gradients arrive together, in an order which is autograd's to choose.
   const bool recomputes = model.transformer && model.transformer->checkpointing;
-  plan.buckets_are_bound = recomputes || buckets_are_bound(config, plan.ranks, cluster.gpus);
+  plan.buckets_are_bound = recomputes || buckets_are_bound(config, plan.ranks, cluster.gpus, plan.nodes);
   plan.gather_is_bound =
       !shards.place.reads_in_place() && gather_is_bound(config, plan.ranks, cluster.gpus, plan.nodes);
   plan.deferred_init = model.deferred_init;

@@ -311,6 +311,8 @@ std::unique_ptr<ParameterStore> make_copying_store(ShardedModel& model, storage:
                                                    CopyingStoreOptions options) {
   if (model.module_is_elsewhere() || options.shares_shards)
     return make_accelerator_store(model, ledger, timeline, std::move(options));
+  if (model.passes->in_host_memory() && options.overlaps_publish)
+    return make_overlapped_store(model, ledger, timeline, std::move(options));
   if (model.passes->in_host_memory() || are_all_resident(options))
     return std::make_unique<HostStore>(model, ledger, timeline, std::move(options));
   options.measured_prefetch = false;  // NCCL's gathers are in the stream of their transport, which is not timed

@@ -3,7 +3,8 @@
 // units that are resident. Its two kinds:
 //
 //   host store         units are whole in ShardedModel::device's memory, where the module reads them; or the stream
-//                      store, where that device is an accelerator (copying_store.cpp)
+//                      store, where that device is an accelerator (copying_store.cpp); or the overlapped store, whose
+//                      resident units get their updated values while the program goes on (overlapped_store.cpp)
 //   accelerator store  units are copied to the module's accelerator, from buffers on the host that a UnitGatherer
 //                      fills, or from shards that all ranks reach in place (accelerator_store.cpp)
 #include <memory>
@@ -74,6 +75,8 @@ class CopyingStore : public ParameterStore {
   virtual void end_gather(int unit);
   /// *Collective.* Shards were written.
   virtual void publish_shards(bool frozen_too);
+  /// *Collective.* Residents were written: every owner's slice goes to all ranks.
+  virtual void gather_residents(bool frozen_too);
   /// Residents have their new values.
   virtual void publish_residents(bool frozen_too) { (void)frozen_too; }
   /// The operator that runs next uses a unit: before it is looked whether that is whole, and when it is.
@@ -108,8 +111,6 @@ class CopyingStore : public ParameterStore {
   void carry_out(layout::GatherSchedule::Commands commands, bool for_use = false);
   void gather(int unit, bool prefetched);
   void wait_for_gather(int unit, bool for_use);
-  /// Sends every owner's slice of resident units to all ranks.
-  void gather_residents(bool frozen_too);
   /// Called at the end of steps: chooses how far to gather ahead from the times of measured ones. *Collective*
   /// where gathers need their counterparts: all ranks choose the farthest that one of them wants.
   void choose_window();
@@ -121,6 +122,10 @@ class CopyingStore : public ParameterStore {
   std::int64_t largest_numel_ = 0;                      ///< of the units that are gathered
   layout::MeasuredWindow times_of_uses_;                ///< by the host's clock
 };
+
+/// Of the host, with CopyingStoreOptions::overlaps_publish. *Collective.*
+std::unique_ptr<ParameterStore> make_overlapped_store(ShardedModel& model, storage::Ledger& ledger, Timeline& timeline,
+                                                      CopyingStoreOptions options);
 
 /// For modules on an accelerator, while shards are on the host or ranks reach the shards of all in place.
 std::unique_ptr<ParameterStore> make_accelerator_store(ShardedModel& model, storage::Ledger& ledger, Timeline& timeline,

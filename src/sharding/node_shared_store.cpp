@@ -1,7 +1,16 @@
+#include <fmt/format.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <exception>
 #include <optional>
+#include <thread>
 
 #include "base/check.h"
+#include "base/clock.h"
+#include "sharding/late_units.h"
 #include "sharding/parameter_store.h"
 #include "sharding/scope_ends.h"
 #include "storage/flat_buffer.h"
@@ -9,7 +18,7 @@
 namespace zero::sharding {
 namespace {
 
-class NodeSharedStore final : public ParameterStore {
+class NodeSharedStore : public ParameterStore {
  public:
   NodeSharedStore(ShardedModel& model, storage::Ledger& ledger, Timeline& timeline)
       : ParameterStore(model, ledger, timeline) {
@@ -31,6 +40,8 @@ class NodeSharedStore final : public ParameterStore {
   ~NodeSharedStore() override {
     for (Work& work : under_way_) wait_or_fail(work, memory_, process_);  // copy_between_hosts has thrown
   }
+  NodeSharedStore(const NodeSharedStore&) = delete;
+  NodeSharedStore& operator=(const NodeSharedStore&) = delete;
 
   Range writable_range(int index) const override { return model_.shard_of(index); }
   void visit(int index, Range range, Access, Lease lease) override {
@@ -84,6 +95,10 @@ class NodeSharedStore final : public ParameterStore {
     if (scope_ends_ && scope_ends_->waits()) scope_ends_->wait();
   }
   void after_use(intercept::ParameterHandle&) noexcept override {}
+
+ protected:
+  void* memory_at(int index, std::int64_t element) { return memory_.data_at(offsets_[index] + element); }
+  const storage::FlatBuffer& memory() const { return memory_; }
 
  private:
   /// Where the shards that this rank exchanges with other hosts lie in a unit.
@@ -140,10 +155,190 @@ class NodeSharedStore final : public ParameterStore {
   std::optional<ScopeEnds> scope_ends_;  ///< since the first scope with a modifier
 };
 
+/// Over several hosts: what comes from the others comes while the program goes on (late_units.h). Each rank fetches for
+/// all of its host, as copy_between_hosts() does, and notes in the memory of the host what has come. Where another rank
+/// does not note it, because its program does something else, a rank fetches that part as well.
+class OverlappedNodeSharedStore final : public NodeSharedStore, private LateUnits::Source {
+ public:
+  OverlappedNodeSharedStore(ShardedModel& model, storage::Ledger& ledger, Timeline& timeline)
+      : NodeSharedStore(model, ledger, timeline),
+        places_(model.hosts->node.size()),
+        works_(model.units.size()),
+        is_behind_(static_cast<std::size_t>(places_), 0),
+        late_(model, timeline, *this, all_units()) {
+    find_owners();
+    came_ = model.hosts->node.allocate_node_shared(
+        model.units.size() * static_cast<std::size_t>(places_) * sizeof(Came), "updated parameters that have come");
+    std::vector<comm::Parcel> parcels;
+    std::vector<const void*> mine;
+    for (std::size_t u = 0; u < model.units.size(); ++u) {
+      for (int rank = 0; rank < model.world_size(); ++rank) {
+        comm::Parcel parcel{fmt::format("updated parameters of {}, rank {}'s", model.units[u].name, rank),
+                            std::vector<std::int64_t>(static_cast<std::size_t>(model.world_size()), 0)};
+        const Range shard = model.units[u].shard(rank);
+        parcel.counts[static_cast<std::size_t>(rank)] = shard.numel();
+        parcels.push_back(std::move(parcel));
+        const bool is_mine = rank == model.rank() && !shard.empty();
+        mine.push_back(is_mine ? memory_at(static_cast<int>(u), shard.begin) : nullptr);
+      }
+    }
+    window_ =
+        comm::make_shard_window(model.data_ranks, "updated parameters", std::move(parcels), model.param_dtype, mine);
+  }
+  ~OverlappedNodeSharedStore() override {
+    for (auto& works : works_) {
+      for (Work& work : works) wait_or_fail(work, memory(), process_);
+    }
+  }
+
+  void quiesce() override { late_.complete_all(); }
+  void finish_publication() override { late_.complete_all(); }
+  void publish(bool frozen_too) override {
+    Stopwatch watch(timeline_, &StepBreakdown::publish);
+    late_.complete_all();
+    ++version_;
+    std::ranges::fill(is_behind_, 0);
+    window_->publish();
+    std::vector<int> updated;
+    for (const int index : late_.order()) {
+      if (!(unit(index).trainable || frozen_too)) continue;
+      release(index, LateUnits::why_released);
+      for (const int rank : owners_[static_cast<std::size_t>(my_place())])
+        counts_.published_numel += unit(index).shard(rank).numel();
+      updated.push_back(index);
+    }
+    late_.begin(updated);
+    model_.hosts->node.barrier({.label = "publish parameters"}).wait();  // what this host's ranks have written
+    began_ = base::seconds_now();
+    if (!frozen_too) return;
+    late_.complete_all();
+    model_.data_ranks.barrier({.label = "publish all parameters"}).wait();
+  }
+  void pin(std::span<const int> units) override {
+    for (const int index : units) late_.complete(index);
+    NodeSharedStore::pin(units);
+  }
+  void reattach(int p) override {
+    if (!late_.is_late(model_.parameters[static_cast<std::size_t>(p)].unit)) NodeSharedStore::reattach(p);
+  }
+  std::shared_ptr<void> keep_alive(int index) override {
+    try {
+      // Before the memory is not shared any more: other ranks of the host need what this one has to fetch.
+      if (::getpid() == process_) late_.complete_all();
+    } catch (const std::exception&) {  // of a group that has failed: the parameter throws on access
+    }
+    return NodeSharedStore::keep_alive(index);
+  }
+  void before_use(intercept::ParameterHandle& handle) override {
+    late_.before_use(handle.unit());
+    NodeSharedStore::before_use(handle);
+  }
+
+ private:
+  using Came = std::atomic<std::uint64_t>;  ///< the last publication whose values have come
+  static_assert(Came::is_always_lock_free);
+
+  std::vector<int> all_units() const {
+    std::vector<int> units(model_.units.size());
+    for (std::size_t u = 0; u < units.size(); ++u) units[u] = static_cast<int>(u);
+    return units;
+  }
+  int my_place() const { return model_.hosts->node.rank(); }
+
+  /// Which ranks of other hosts have the same place on theirs. *Collective* over the host.
+  void find_owners() {
+    std::vector<std::int64_t> mine;
+    for (const int rank : model_.hosts->across_ranks) {
+      if (rank != model_.rank()) mine.push_back(rank);
+    }
+    const auto each = static_cast<std::int64_t>(mine.size());
+    std::vector<std::int64_t> all(mine.size() * static_cast<std::size_t>(places_));
+    Group node = model_.hosts->node;
+    node.all_gather(mine.data(), all.data(), std::vector<std::int64_t>(static_cast<std::size_t>(places_), each),
+                    DType::kInt64, {.label = "owners on other hosts"})
+        .wait();
+    for (int place = 0; place < places_; ++place) {
+      const auto first = all.begin() + place * each;
+      owners_.emplace_back(first, first + each);
+    }
+  }
+
+  Came& came(int index, int place) { return static_cast<Came*>(came_.data())[index * places_ + place]; }
+
+  /// Begins to fetch what the rank at a place of this host has to.
+  void fetch_for(int index, int place, std::vector<Work>& works) {
+    for (const int rank : owners_[static_cast<std::size_t>(place)]) {
+      const Range shard = unit(index).shard(rank);
+      if (shard.empty()) continue;
+      works.push_back(
+          window_->fetch(index * model_.world_size() + rank, memory_at(index, shard.begin), "the next forward"));
+    }
+  }
+  void fetch(int index) override { fetch_for(index, my_place(), works_[static_cast<std::size_t>(index)]); }
+  bool moved(int index) override {
+    auto& works = works_[static_cast<std::size_t>(index)];
+    if (!std::ranges::all_of(works, [](Work& work) { return work.test(); })) return false;
+    works.clear();
+    came(index, my_place()).store(version_, std::memory_order_release);
+    return true;
+  }
+  void wait(int index) override {
+    for (Work& work : works_[static_cast<std::size_t>(index)]) work.wait();
+    moved(index);
+    for (int place = 0; place < places_; ++place) {
+      if (place != my_place() && !wait_for(index, place)) fetch_instead(index, place);
+    }
+  }
+  void attach(int index) override { ParameterStore::attach(index, memory_at(index, 0)); }
+
+  /// False if the rank at that place may be one that does not look at what comes.
+  bool wait_for(int index, int place) {
+    constexpr double kLeastSeconds = 0.2;
+    const auto is_there = [&] { return came(index, place).load(std::memory_order_acquire) >= version_; };
+    std::uint8_t& is_behind = is_behind_[static_cast<std::size_t>(place)];
+    // Ranks of a host share its network: what comes to the other comes about as fast.
+    const double until = base::seconds_now() + std::max(kLeastSeconds, base::seconds_now() - began_);
+    while (!is_there()) {
+      if (is_behind || base::seconds_now() > until) {
+        is_behind = 1;
+        return false;
+      }
+      for (std::size_t u = 0; u < works_.size(); ++u) {  // others may wait for this rank
+        if (!works_[u].empty()) moved(static_cast<int>(u));
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    return true;
+  }
+
+  /// The same bytes may come twice.
+  void fetch_instead(int index, int place) {
+    std::vector<Work> works;
+    fetch_for(index, place, works);
+    try {
+      for (Work& work : works) work.wait();
+    } catch (...) {
+      for (Work& work : works) wait_or_fail(work, memory(), process_);
+      throw;
+    }
+  }
+
+  const int places_;                      ///< ranks on this host
+  std::vector<std::vector<int>> owners_;  ///< by place: ranks of other hosts whose shards the rank there fetches
+  SharedMemory came_;                     ///< [units][places]
+  std::uint64_t version_ = 0;             ///< publications
+  double began_ = 0;                      ///< the last one
+  std::shared_ptr<comm::ShardWindow> window_;
+  std::vector<std::vector<Work>> works_;  ///< by unit, while it is coming
+  std::vector<std::uint8_t> is_behind_;   ///< by place: in this publication
+  LateUnits late_;
+};
+
 }  // namespace
 
-std::unique_ptr<ParameterStore> make_node_shared_store(ShardedModel& model, storage::Ledger& ledger,
-                                                       Timeline& timeline) {
+std::unique_ptr<ParameterStore> make_node_shared_store(ShardedModel& model, storage::Ledger& ledger, Timeline& timeline,
+                                                       bool overlaps_publish) {
+  if (model.hosts && overlaps_publish) return std::make_unique<OverlappedNodeSharedStore>(model, ledger, timeline);
   return std::make_unique<NodeSharedStore>(model, ledger, timeline);
 }
 

@@ -64,9 +64,11 @@ void ParameterStore::attach_parameter(int p, void* base) {
   parameter.handle->attach(static_cast<char*>(base) + parameter.range.begin * nbytes);
 }
 
-void ParameterStore::release(int index) {
+void ParameterStore::release(int index, std::string (*why_of)(const std::string& name)) {
   for (int p : unit(index).parameters) {
-    if (!writes_.has(p)) model_.parameters[p].handle->release();
+    if (writes_.has(p)) continue;
+    intercept::ParameterHandle& handle = *model_.parameters[p].handle;
+    handle.release(why_of ? why_of(handle.name()) : std::string());
   }
 }
 

@@ -43,11 +43,14 @@ class ParameterStore : public intercept::UseObserver {
   /// *Collective order.* Completes everything under way, so that shards may be written after the next
   /// collective.
   virtual void quiesce() = 0;
+  /// Returns when the updated values of parameters that are always whole have come: the program may read their memory
+  /// without an operator. *Local.* Throws CommError.
+  virtual void finish_publication() {}
   /// Called within an update, when what this rank writes of `unit` is as it will be published: what needs no other rank
   /// may go on already. Local.
   virtual void updated(int unit) { (void)unit; }
-  /// *Collective.* Called after writable ranges were written: makes the new values visible to every rank. Leaves out
-  /// frozen units unless `frozen_too`.
+  /// *Collective.* Called after writable ranges were written: makes the new values visible to every rank, in every use
+  /// from here on. Leaves out frozen units unless `frozen_too`; then they are in memory when it returns.
   virtual void publish(bool frozen_too) = 0;
 
   /// *Collective.* Keeps units whole until unpin().
@@ -109,7 +112,8 @@ class ParameterStore : public intercept::UseObserver {
   /// Points all parameters of `index` into `base`, the unit's whole buffer.
   void attach(int index, void* base);
   void attach_parameter(int parameter, void* base);
-  void release(int index);
+  /// Takes the memory of all parameters of `index` away; `why_of` a parameter's name says what a raw access throws.
+  void release(int index, std::string (*why_of)(const std::string& name) = nullptr);
   int phase() const;
 
   ShardedModel& model_;
@@ -125,9 +129,10 @@ class ParameterStore : public intercept::UseObserver {
 
 /// Node-shared: the parameters exist once per node, in a mapping that all its ranks read. A shard is the owner's
 /// writable slice; a gather is a pointer. Memory: the model once per node. With several nodes (model.hosts), updated
-/// shards are sent to every other node once per step. *Collective.*
-std::unique_ptr<ParameterStore> make_node_shared_store(ShardedModel& model, storage::Ledger& ledger,
-                                                       Timeline& timeline);
+/// shards are sent to every other node once per step; with `overlaps_publish` while the program goes on, over a backend
+/// whose windows take any memory (MPI). *Collective.*
+std::unique_ptr<ParameterStore> make_node_shared_store(ShardedModel& model, storage::Ledger& ledger, Timeline& timeline,
+                                                       bool overlaps_publish = false);
 
 struct CopyingStoreOptions {
   /// Units that are always whole on every rank: all units unless parameters are sharded.
@@ -144,6 +149,9 @@ struct CopyingStoreOptions {
   /// All ranks are on one host, the module is on an accelerator, and shards are in memory there or of the host, once
   /// for all ranks: they copy units from it.
   bool shares_shards = false;
+  /// Resident units of the host get their updated values while the program goes on (overlapped_store.cpp). Not with
+  /// updates_in_backward.
+  bool overlaps_publish = false;
   /// Shards are written within backward: publish() returns only when no copy to another device reads them any more.
   bool updates_in_backward = false;
 };

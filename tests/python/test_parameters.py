@@ -559,3 +559,53 @@ def files_of_parameters(stage: int) -> None:
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_files_of_parameters_need_no_zerotorch(stage: int) -> None:
     run(2, files_of_parameters, stage)
+
+
+def _read_after_steps(stage: int) -> None:
+    values: dict[str, list[torch.Tensor]] = {}
+    for overlap in ("never", "always"):
+        torch.manual_seed(3)
+        module = nn.Linear(3, 2)
+        engine = engine_of(
+            module, "copying", zero_optimization={"stage": stage}, zerotorch={"overlap_all_gather": overlap}
+        )
+
+        def step() -> None:
+            x = torch.arange(3.0).view(1, 3) + engine.global_steps + engine.global_rank
+            engine.backward(engine(x).square().mean())
+            engine.step()
+
+        seen = values.setdefault(overlap, [])
+        step()
+        saved = io.BytesIO()
+        torch.save(module.state_dict(), saved)
+        saved.seek(0)
+        seen.append(torch.load(saved)["weight"])
+        step()
+        seen.append(torch.from_numpy(module.bias.detach().numpy().copy()))
+        step()
+        seen.append(copy.deepcopy(module).weight.detach().clone())
+        step()
+        seen.append(pickle.loads(pickle.dumps(module)).weight.detach().clone())
+        step()
+        if overlap == "always" and engine.world_size > 1:
+            with pytest.raises(RuntimeError, match="weight.*wait_for_parameters"):
+                module.weight.data_ptr()
+        engine.wait_for_parameters()
+        assert module.weight.data_ptr() != 0
+        seen.append(module.weight.detach().clone())
+        step()
+        engine.compile(backend="eager")
+        seen.append(engine(torch.ones(1, 3)).detach())
+        step()
+        engine.destroy()
+        assert module.weight.data_ptr() != 0
+        seen.append(module.weight.detach().clone())
+    for waited, overlapped in zip(values["never"], values["always"]):
+        assert torch.equal(waited, overlapped)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_reads_wait_for_updated_parameters(ranks: int, stage: int) -> None:
+    run(ranks, _read_after_steps, stage)

@@ -79,7 +79,7 @@ std::string json_of(const ParityCase& c, at::Device device = at::kCPU) {
       "offload_param": {{"device": "{}", "nvme_path": "{}", "buffer_count": {}}}
     }},
     "aio": {{"block_size": 4096, "queue_depth": 3}},
-    "zerotorch": {{"store": "{}", "progress_thread": "{}", "seed": {},
+    "zerotorch": {{"store": "{}", "progress_thread": "{}", "overlap_all_gather": "{}", "seed": {},
       "stochastic_rounding": {}}}
   }})",
       recipe.optimizer, recipe.schedule.empty() ? "" : fmt::format(R"( "scheduler": {},)", recipe.schedule),
@@ -89,8 +89,8 @@ std::string json_of(const ParityCase& c, at::Device device = at::kCPU) {
       : device.is_cpu() || c.on_device ? "none"
                                        : "cpu",
       ::testing::TempDir(), c.overlap ? 3 : 5, c.nvme_parameters ? "nvme" : "none", ::testing::TempDir(),
-      c.overlap ? 4 : 3, c.node_shared ? "node_shared" : "copying", c.progress_thread ? "always" : "never", kSeed,
-      recipe.stochastic);
+      c.overlap ? 4 : 3, c.node_shared ? "node_shared" : "copying", c.progress_thread ? "always" : "never",
+      c.overlap ? "always" : "auto", kSeed, recipe.stochastic);
 }
 
 /// The generator state the engine gives to a micro-batch (see docs/reproducibility.md).

@@ -161,10 +161,10 @@ TEST(Rendezvous, SrunWithEachWayToStartMpi) {
                   pmi2 = under_srun({{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}, {"PMI_FD", "7"}});
   expect_place(pmix, Launcher::kSlurm, 3, 4, 1, 2);
   expect_place(pmi2, Launcher::kPmi, 3, 4, 1, 2);
-  for (const Discovery& found : {pmix, pmi2}) EXPECT_EQ(choose_backend(found, "auto", true), BackendKind::kMpi);
+  for (const Discovery& found : {pmix, pmi2}) EXPECT_EQ(choose_backend(found, "auto", {true, ""}), BackendKind::kMpi);
   EXPECT_FALSE(none.mpi_can_start);
   try {
-    choose_backend(none, "auto", true);
+    choose_backend(none, "auto", {true, "libucp.so.0 is missing"});
     ADD_FAILURE() << "accepted";
   } catch (const ConfigError& error) {
     EXPECT_CONTAINS(std::string(error.what()), "srun --mpi=pmix");

@@ -91,6 +91,7 @@ class Engine(Trained, torch.nn.Module):
         self._in_no_sync = False
         self._boundary: bool | None = None
         self._said_scaling = False
+        self._is_compiled = False
         own = None if config.manages_accumulation else UnmanagedAccumulation(config.gradient_accumulation_steps)
         self._unmanaged: UnmanagedAccumulation | None = own
         self.__dict__["_trained_by"] = trained_by  # no child of ours
@@ -143,6 +144,8 @@ class Engine(Trained, torch.nn.Module):
         fp16."""
         if not self.has_ended:
             self._core.begin_forward()
+            if self._is_compiled:  # kernels that read memory without an operator
+                self._core.wait_for_parameters()
         if self._config.auto_casts:
             args, kwargs = tree_map_only(torch.Tensor, _to_half, (args, kwargs))
         if self._autocast is not None:
@@ -230,6 +233,13 @@ class Engine(Trained, torch.nn.Module):
         """With zerotorch.update "delayed": the last step's update becomes part of the parameters. On every rank."""
         self._life.require_alive()
         self._core.finish_update()
+
+    def wait_for_parameters(self) -> None:
+        """Between hosts step() returns before all updated parameters have come (zerotorch.overlap_all_gather). An
+        operator that uses one waits for it, and so do numpy() and state_dict(); call this before their memory is read
+        in another way. Local."""
+        self._life.require_alive()
+        self._core.wait_for_parameters()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -403,6 +413,7 @@ class Engine(Trained, torch.nn.Module):
         if schedule is not None:
             raise UsageError("compile(schedule=): passes of DeepCompile are not built; leave it out")
         self.module.compile(backend=backend, **(compile_kwargs or {}))
+        self._is_compiled = True
 
     def destroy(self) -> None:
         """Gives up memory and the group's part. The module is an ordinary one afterwards, with requires_grad as it was

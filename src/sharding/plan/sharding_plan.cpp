@@ -28,11 +28,16 @@ layout::UnitOptions unit_options(const Config& config, const layout::ModuleNode&
 using OffloadDevice = Config::OffloadDevice;
 
 /// Of parameters in memory.
-bool use_node_shared(const Config& config, const ShardingPlan& shards, bool module_on_cpu) {
+bool use_node_shared(const Config& config, const Ranks& ranks, const ShardingPlan& shards) {
   using Store = Config::Zerotorch::Store;
   const auto wanted = config.zerotorch.store;
   if (wanted != Store::kAuto) return wanted == Store::kNodeShared;
-  return shards.hosts == 1 && module_on_cpu && shards.world_size > 1 && shards.sharding.parameters;
+  if (!ranks.module_on_cpu || shards.world_size == 1 || !shards.sharding.parameters) return false;
+  if (shards.hosts == 1) return true;
+  // Every host has all parameters then, for two thirds of the traffic between them or less.
+  constexpr std::int64_t kPartOfHost = 4;
+  const std::int64_t nbytes = shards.padded_numel() * shards.low_nbytes();
+  return ranks.alike_hosts && (ranks.host_nbytes == 0 || nbytes <= ranks.host_nbytes / kPartOfHost);
 }
 
 /// A single rank has all parameters where its module is, unless they are to be in host memory, and that is elsewhere.
@@ -113,7 +118,7 @@ std::vector<bool> split_states(double ratio, const ShardingPlan& shards) {
 
 layout::Tier tier_of_parameters(const Config& config, const Ranks& ranks, const ShardingPlan& shards) {
   using layout::Tier;
-  if (use_node_shared(config, shards, ranks.module_on_cpu)) return Tier::kHostShared;
+  if (use_node_shared(config, ranks, shards)) return Tier::kHostShared;
   // Shards of the ranks of a host are once in its memory, and those on devices where all can read them.
   const bool all_reach_them = ranks.on_cpu ? ranks.hosts == 1 : ranks.reads_in_place;
   const bool are_shared = !ranks.module_on_cpu && (ranks.count > 1 || !stays_whole(config, ranks, shards)) &&
@@ -243,7 +248,7 @@ ShardingPlan plan_sharding(const std::vector<layout::ParameterInfo>& parameters,
   shards.master_dtype = config.master_dtype();
   shards.world_size = ranks.count;
   shards.hosts = ranks.hosts;
-  shards.overlap = zero.overlaps_comm();
+  shards.overlap = zero.overlaps_comm(ranks.module_on_cpu ? ranks.hosts : 1);
   shards.update = config::kind_of(config.zerotorch.update);
   shards.bucket_numel = layout::bucket_numel(zero.reduce_bucket_size, ranks.count, ranks.on_cpu);
   shards.prefetch_numel = shards.overlap ? zero.stage3_prefetch_bucket_size : 0;

@@ -20,9 +20,11 @@ namespace zero::sharding {
 struct Ranks {
   int count = 1;
   int hosts = 1;
-  bool on_cpu = true;          ///< shards are in host memory
-  bool module_on_cpu = true;   ///< the module is, too
-  bool reads_in_place = true;  ///< the memory of the others' devices
+  bool on_cpu = true;            ///< shards are in host memory
+  bool module_on_cpu = true;     ///< the module is, too
+  bool reads_in_place = true;    ///< the memory of the others' devices
+  bool alike_hosts = true;       ///< as many ranks on each
+  std::int64_t host_nbytes = 0;  ///< memory of the host that has least of it; 0: unknown, everything fits
 };
 
 /// True where NCCL is what moves shards between GPUs: between hosts, if there is an NCCL and the configuration does not

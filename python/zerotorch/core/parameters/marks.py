@@ -55,6 +55,13 @@ def _own() -> tuple[str, ...]:
     return *_marks(torch.nn.Parameter(torch.empty(0)), 1), "ds_id", "_zerotorch_engine", "__reduce_ex__"
 
 
+def _wait_for_values(engine: EngineOf | None) -> None:
+    """The parameters' updated values are there when it returns: for what reads memory without an operator. Local."""
+    core = None if engine is None else engine.core()
+    if core is not None and not core.is_destroyed:
+        core.wait_for_parameters()
+
+
 class _Reduce:
     """Pickles a parameter as torch does, without what it has of an engine: files of parameters and modules can be read
     where there is none."""
@@ -66,6 +73,7 @@ class _Reduce:
         parameter = self._parameter()
         assert parameter is not None
         attributes = vars(parameter)
+        _wait_for_values(attributes.get("_zerotorch_engine"))
         own = {name: attributes.pop(name) for name in _own() if name in attributes}
         try:
             return type(parameter).__reduce_ex__(parameter, protocol)  # type: ignore[no-untyped-call]
@@ -191,9 +199,25 @@ def attach(
             if parameter.requires_grad and trained:
                 _set_part(parameter, reference, engine._core, names[parameter])
     if stage < _STAGE_OF_SHARDED_PARAMETERS:
-        return []
+        if stage == 0 or ranks == 1:
+            return []
+        # What torch.save() then reads without an operator has come from the other ranks.
+        return [child.register_state_dict_pre_hook(_Arrived(reference)) for child in module.modules()]
     register: Any = torch.nn.Module.register_state_dict_post_hook
     return [register(child, _own_memory) for child in module.modules()]
+
+
+class _Arrived:
+    """Before a state_dict(): the parameters' updated values are there. Local."""
+
+    def __init__(self, engine: EngineOf) -> None:
+        self._engine = engine
+
+    def __call__(self, module: torch.nn.Module, prefix: str, keep_vars: bool) -> None:
+        _wait_for_values(self._engine)
+
+    def __reduce__(self) -> Any:
+        return (type(self), (EngineOf(),))  # a pickled module has no engine
 
 
 def detach(parameters: Iterable[torch.nn.Parameter], handles: list[Any]) -> None:

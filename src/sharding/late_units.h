@@ -1,0 +1,84 @@
+#pragma once
+// LateUnits: units of a store that are always whole and get their updated values from other ranks while the program
+// goes on. A publication announces this rank's shards and returns; the others' are fetched unit by unit, in the order
+// in which the units were first used after the last one, so that the next forward has to wait for few of them.
+//
+//   there    as in a store that waits
+//   late     its values are wanted, on their way, or there but not attached: the parameters are released, so that a raw
+//            access throws; an operator waits for them
+//
+// A store asks before each use, and completes what is late before anything else reads or writes parameters: a scope in
+// pin(), the end of a step, checkpoints and loads in quiesce(), the end of the engine in keep_alive(), and the program
+// in finish_publication().
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "sharding/sharded_model.h"
+#include "sharding/timeline.h"
+
+namespace zero::sharding {
+
+/// Safe for several threads. Functions are local, and throw CommError.
+class LateUnits {
+ public:
+  /// How values come, for one thread at a time. Functions are local.
+  class Source {
+   public:
+    virtual ~Source() = default;
+    /// Begins to fetch what this rank has to.
+    virtual void fetch(int unit) = 0;
+    /// True when that has come. Never blocks.
+    virtual bool moved(int unit) = 0;
+    /// Returns when the whole unit is in memory.
+    virtual void wait(int unit) = 0;
+    /// Its parameters may be read.
+    virtual void attach(int unit) = 0;
+  };
+
+  /// `units`: those that may be late.
+  LateUnits(const ShardedModel& model, Timeline& timeline, Source& source, std::vector<int> units);
+
+  /// These units, whose parameters the caller has released, have new values elsewhere. After complete_all().
+  void begin(std::span<const int> units);
+  /// Before an operator uses a unit. Costs next to nothing while nothing is late.
+  void before_use(int unit) {
+    if (count_.load(std::memory_order_acquire) > 0) use(unit);
+  }
+  /// Its parameters are attached when it returns.
+  void complete(int unit);
+  void complete_all();
+  bool is_late(int unit) const { return states_[static_cast<std::size_t>(unit)] != State::kThere; }
+  /// Units that may be late, in which order they are fetched.
+  const std::vector<int>& order() const { return order_; }
+  /// What a raw access to a late parameter throws.
+  static std::string why_released(const std::string& name);
+
+ private:
+  enum class State : std::uint8_t { kThere, kWanted, kComing, kMoved };
+
+  void use(int unit);
+  std::int64_t missing_numel(int unit) const;
+  void fetch(int unit);
+  void note_moved(int unit);
+  void go_on();
+  void complete_locked(int unit);
+  void sort_by_use();
+
+  const ShardedModel& model_;
+  Timeline& timeline_;
+  Source& source_;
+  std::mutex mutex_;
+  std::vector<State> states_;  ///< by unit
+  std::vector<int> order_;
+  std::vector<int> used_;          ///< late units, by their first uses since the last publication
+  std::size_t next_ = 0;           ///< in order_: not looked at yet
+  std::vector<int> coming_;        ///< in the order in which they were asked for
+  std::int64_t coming_numel_ = 0;  ///< other ranks' elements
+  std::atomic<int> count_{0};      ///< of late units
+};
+
+}  // namespace zero::sharding
