@@ -215,7 +215,8 @@ void Agent::kill_rank(int signal) const {
 
 /// Or mpirun's part here is. (It may start ranks from a thread that ends, so the kernel is not asked to tell.)
 bool Agent::launcher_is_gone() const {
-  return channel_->is_gone() || ::getppid() != parent_ || (!paused_ && base::monotonic_ns() - heard_ns_ > kLauncherLimitNs);
+  return channel_->is_gone() || ::getppid() != parent_ ||
+         (!paused_ && base::monotonic_ns() - heard_ns_ > kLauncherLimitNs);
 }
 
 void Agent::report(json status) {

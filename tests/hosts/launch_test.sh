@@ -62,6 +62,6 @@ struck "killed host" 'crash 2' "h2 (rank 1) was lost"
 struck "frozen host" 'freeze 2' "host h2 (rank 1) was lost: no sign of life for 6.0 s"
 thaw 2
 struck "cut link" 'link 2 down' "host h2 (rank 1) was lost: no sign of life for 6.0 s"
-link 2 up
+mend 2
 
 done_testing

@@ -18,7 +18,7 @@ expect "exit code of a job that was started again ($(tail -3 said.err))" $? 0
 contains "left out" "$(cat said.err)" "host h2 does not answer"
 contains "first start" "$(grep '"event":"start"' again/launch.jsonl | head -1)" '"host":"h2"'
 contains "second start" "$(grep '"event":"start"' again/launch.jsonl | tail -1)" '"host":"h3"'
-link 2 up
+mend 2
 
 # ---- a run folder that each host has to itself ----
 "$zero" launch --hostfile "$HOSTFILE" -n 2 "$training_run" "$config" /tmp/run >said.out 2>&1 && fail "a folder that is not shared is taken"

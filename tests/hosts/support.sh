@@ -40,6 +40,10 @@ wait_for() { # a file, or a condition for eval, 30 s
   done
   fail "waited in vain for: $1"
 }
+mend() { # the link of a host, and waits until it carries
+  link "$1" up
+  wait_for "timeout 1 bash -c '</dev/tcp/10.77.0.$1/9' 2>&1 | grep -q refused"
+}
 done_testing() {
   [ "$failures" -eq 0 ] && echo "all well"
   exit $((failures > 0))

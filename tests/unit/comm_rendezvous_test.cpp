@@ -144,7 +144,7 @@ TEST(Rendezvous, HowRanksLie) {
   EXPECT_EQ(found.master_port, 29500);
   EXPECT_EQ(is_of_this_host("127.0.0.1"), true);
   EXPECT_EQ(is_of_this_host("no-such-host.invalid"), std::nullopt);
-  EXPECT_EQ(is_of_this_host("192.0.2.1"), false);
+  EXPECT_EQ(is_of_this_host("198.51.100.1"), false);
 }
 
 /// Variables of `srun -N2 -n4` with the given --mpi.

@@ -47,22 +47,22 @@ TEST(Hosts, WordsReachAnotherHostAsTheyAre) {
   EXPECT_EQ(shell_line({"echo", "a b", "it's", "$HOME"}), R"('echo' 'a b' 'it'\''s' '$HOME')");
   EXPECT_TRUE(is_this_host("localhost"));
   EXPECT_TRUE(is_this_host("127.0.0.1"));
-  EXPECT_FALSE(is_this_host("192.0.2.1"));
+  EXPECT_FALSE(is_this_host("198.51.100.1"));
 }
 
 TEST(Hosts, CommandsRunOnAllAtOnceAndAreGivenUp) {
   // A remote shell that runs the command here, after it has said for whom.
   const testing::TemporaryFolder folder;
   const std::string shell = folder.file("shell");
-  std::ofstream(shell) << "#!/bin/sh\necho for $1\n[ $1 != 192.0.2.2 ] || exec sleep 60\nshift\neval \"$@\"\n";
+  std::ofstream(shell) << "#!/bin/sh\necho for $1\n[ $1 != 198.51.100.2 ] || exec sleep 60\nshift\neval \"$@\"\n";
   ASSERT_EQ(std::system(("chmod +x " + shell).c_str()), 0);
   ::setenv("OMPI_MCA_plm_rsh_agent", ("/no/such/shell:" + shell).c_str(), 1);
   const auto answers =
-      run_on_hosts({"192.0.2.1", "192.0.2.2", "localhost"}, {"sh", "-c", "echo it\\'s; echo error >&2; exit 3"},
+      run_on_hosts({"198.51.100.1", "198.51.100.2", "localhost"}, {"sh", "-c", "echo it\\'s; echo error >&2; exit 3"},
                    std::chrono::milliseconds(1500));
   ::unsetenv("OMPI_MCA_plm_rsh_agent");
   ASSERT_EQ(answers.size(), 3U);
-  EXPECT_EQ(answers[0].out, "for 192.0.2.1\nit's\n");
+  EXPECT_EQ(answers[0].out, "for 198.51.100.1\nit's\n");
   EXPECT_EQ(answers[0].error, "error\n");
   EXPECT_EQ(answers[0].exit_code, 3);
   EXPECT_TRUE(answers[0].in_time);

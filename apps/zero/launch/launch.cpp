@@ -152,7 +152,7 @@ void add_launch_command(CLI::App& app, int& exit_code) {
       "Examples:\n"
       "  zero launch -n 2 ./train --config ds.json\n"
       "  zero launch --hostfile hosts ./train --config ds.json\n"
-      "  zero launch --hostfile hosts --nnodes 2:4 --max-restarts 3 ./train --config ds.json\n"
+      "  zero launch --hostfile hosts --nnodes 2:4 --max-restarts 3 ./train ds.json\n"
       "Under Slurm, srun starts the program on the hosts of an allocation:\n"
       "  srun --mpi=pmix --kill-on-bad-exit=1 ./train --config ds.json");
   command->prefix_command();
