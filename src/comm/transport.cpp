@@ -153,6 +153,8 @@ class HostTransport final : public ShardTransport {
 
 }  // namespace
 
+bool sends_messages(const Group& group) { return group.backend() == "mpi" || group.backend() == "ucx"; }
+
 std::shared_ptr<ShardTransport> make_host_transport(Group group) {
   return std::make_shared<HostTransport>(std::move(group));
 }

@@ -132,6 +132,9 @@ class ShardTransport {
   }
 };
 
+/// *Local.* Its data moves as messages, from and to any memory, and hardly between calls: MPI, UCX.
+bool sends_messages(const Group& group);
+
 /// Over the group's own backend, in host memory.
 std::shared_ptr<ShardTransport> make_host_transport(Group group);
 

@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "comm/gather_values.h"
 #include "comm/memory.h"
+#include "comm/transport.h"
 #include "config/exclusions.h"
 #include "device/cuda_runtime.h"
 #include "device/device_stream.h"
@@ -266,7 +267,7 @@ void make_store(Engine::Impl& impl, const sharding::ShardingPlan& shards) {
   const auto& zero = impl.config.zero_optimization;
   if (shards.place.reads_in_place()) {
     model.hosts = find_hosts(impl.groups.data_parallel);
-    const bool takes_any_memory = model.data_ranks.backend() == "mpi";
+    const bool takes_any_memory = comm::sends_messages(model.data_ranks);
     store =
         sharding::make_node_shared_store(model, ledger, timeline, takes_any_memory && overlaps_publish(impl, shards));
     return;
@@ -509,12 +510,11 @@ void choose_progress_thread(Engine::Impl& impl) {
   const auto wanted = impl.config.zerotorch.progress_thread;
   bool on = wanted == ProgressThread::kAlways;
   if (wanted == ProgressThread::kAuto) {
-    // MPI moves large messages inside calls only, and costs little of a core; in shared memory moving is
-    // copying.
-    const bool over_mpi = impl.groups.data_parallel.backend() == "mpi";
-    const bool between_hosts = over_mpi && !impl.groups.data_parallel.single_node();
+    // Large messages move inside calls only, and cost little of a core; in shared memory moving is copying.
+    const bool sends_messages = comm::sends_messages(impl.groups.data_parallel);
+    const bool between_hosts = sends_messages && !impl.groups.data_parallel.single_node();
     const bool overlaps = impl.config.zero_optimization.overlaps_comm(between_hosts ? 2 : 1) &&
-                          (over_mpi || count_cores_of_rank(impl.groups.all) > at::get_num_threads());
+                          (sends_messages || count_cores_of_rank(impl.groups.all) > at::get_num_threads());
     on = (between_hosts || overlaps) && impl.groups.data_parallel.progress_thread_problem().empty();
   }
   if (!on && wanted != ProgressThread::kNever) return;

@@ -41,7 +41,7 @@ std::vector<Parcel> parcels_of(int ranks) {
   add([](int r) { return r % 2 == 0 ? 0 : 5003; });
   add([](int) { return 0; });
   add([ranks](int r) { return r == ranks - 1 ? 4099 : 0; });
-  add([](int) { return 100'003; });
+  add([](int) { return 200'003; });  // more pieces than a message has under way
   add([](int r) { return 7 - r % 3; });
   return parcels;
 }
@@ -661,6 +661,21 @@ TEST(GroupConformance, WindowOfRandomFetchesAndPublishes) {
       ASSERT_EQ(w.wrong(outs[p], p, version), 0) << "step " << step << " parcel " << p;
     }
     summing.work(1).wait();
+  });
+}
+
+TEST(GroupConformance, WindowGivesOneLargeParcelSeveralTimesAtOnce) {
+  on_ranks([](Group group) {
+    VersionedWindow w(group);
+    constexpr std::size_t kLarge = 5;
+    std::vector<std::vector<std::int64_t>> outs;
+    std::vector<Work> works;
+    for (int i = 0; i < 3; ++i) {
+      outs.push_back(w.buffer(kLarge));
+      works.push_back(w.window().fetch(kLarge, outs.back().data(), "a test"));
+    }
+    for (std::size_t i = works.size(); i-- > 0;) works[i].wait();
+    for (const auto& out : outs) EXPECT_EQ(w.wrong(out, kLarge, 0), 0);
   });
 }
 

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST_S = 10.0
+MOST_S = 12.0  # 10 s, and 2 s for a machine that is busy with other tests
 
 # By launcher: what starts two ranks, one a host, of "$PROGRAM".
 LAUNCHERS = {

@@ -71,4 +71,27 @@ expect "--nnodes" "$(sort first.out second.out)" "0 0 4 2 0 2 sum 10
 1 1 4 2 0 2 sum 10
 2 0 4 2 1 2 sum 10
 3 1 4 2 1 2 sum 10"
+
+# ---- training without MPI: the ranks meet at MASTER_ADDR, and talk over UCX ----
+if ldconfig -p | grep -q libucp.so.0; then
+  on_both() { # what, command without the rank of the node
+    local what=$1; shift
+    on_host 2 "cd $work; PYTHONPATH=$PYTHONPATH timeout 60 $* --node-rank 1 $loop --steps 3" >second.out 2>second.err &
+    two=$(timeout 60 "$@" --node-rank 0 "$loop" --steps 3 2>first.err | grep loss)
+    wait $! || fail "$what: the second host: $(tail -5 second.err)"
+    expect "$what ($(tail -3 first.err))" "$two" "$one"
+  }
+  on_both "losses over zerotorch.run --nnodes" "$python" -m zerotorch.run --nnodes 2 --master-addr 10.77.0.1 \
+    --master-port 29512 --nproc-per-node 1
+  on_both "losses over torchrun" "$python" -m torch.distributed.run --nnodes 2 --master-addr 10.77.0.1 --master-port 29513 \
+    --nproc-per-node 1
+  rendezvous="--nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint 10.77.0.1:29514 --rdzv-id t"
+  on_host 2 "cd $work; PYTHONPATH=$PYTHONPATH timeout 60 $python -m torch.distributed.run $rendezvous $loop --steps 3" \
+    >second.out 2>second.err &
+  # shellcheck disable=SC2086
+  two=$(timeout 60 "$python" -m torch.distributed.run $rendezvous "$loop" --steps 3 2>first.err)
+  wait $! || fail "torchrun's rendezvous: the second host: $(tail -5 second.err)"
+  two=$(echo "$two"; cat second.out)  # either host may have rank 0
+  expect "losses over torchrun's rendezvous ($(tail -3 first.err))" "$(echo "$two" | grep loss | sort -u)" "$(echo "$one" | sort -u)"
+fi
 done_testing
