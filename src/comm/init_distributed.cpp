@@ -55,9 +55,8 @@ std::shared_ptr<comm::Backend> make_backend(const comm::Discovery& discovery, co
   };
   // UCX is loaded only where it may be used.
   const bool may_be_ucx = discovery.spread != comm::Spread::kOneHost && !discovery.master_address.empty();
-  const comm::BackendKind kind =
-      comm::choose_backend(discovery, options.backend,
-                           {comm::build_has_mpi(), may_be_ucx ? comm::ucx_problem() : std::string()});
+  const comm::BackendKind kind = comm::choose_backend(
+      discovery, options.backend, {comm::build_has_mpi(), may_be_ucx ? comm::ucx_problem() : std::string()});
   if (kind == comm::BackendKind::kMpi) check_mpi_can_start(discovery, environment);
   switch (kind) {
     case comm::BackendKind::kSelf:

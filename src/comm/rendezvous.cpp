@@ -289,8 +289,9 @@ namespace {
                   discovery.local_size == 0 ? std::string("an unknown number") : std::to_string(discovery.local_size));
   const std::string ucx =
       transports.ucx_problem.empty()
-          ? std::string("UCX can connect them once MASTER_ADDR and MASTER_PORT are set, on all ranks, to the address of "
-                        "rank 0's host and a free port of it.")
+          ? std::string(
+                "UCX can connect them once MASTER_ADDR and MASTER_PORT are set, on all ranks, to the address of "
+                "rank 0's host and a free port of it.")
           : fmt::format("UCX is not there: {}.", transports.ucx_problem);
   if (!transports.mpi) {
     throw ConfigError(fmt::format(
@@ -329,8 +330,8 @@ BackendKind choose_backend(const Discovery& discovery, const std::string& reques
   if (wanted == "ucx") return BackendKind::kUcx;  // which says what it lacks
   if (wanted == "shm") {
     if (discovery.spread != Spread::kSeveralHosts || discovery.local_size == 0) return BackendKind::kShm;
-    throw ConfigError(fmt::format("{}: got \"shm\", but only {} of {} ranks are on this host; wanted mpi or ucx.", where,
-                                  discovery.local_size, discovery.size));
+    throw ConfigError(fmt::format("{}: got \"shm\", but only {} of {} ranks are on this host; wanted mpi or ucx.",
+                                  where, discovery.local_size, discovery.size));
   }
   if (wanted != "auto") {
     throw ConfigError(fmt::format("{}: got \"{}\", wanted auto, self, shm, mpi or ucx.", where, wanted));

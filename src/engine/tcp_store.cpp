@@ -15,7 +15,8 @@ namespace {
 
 class TcpStore final : public MeetingStore {
  public:
-  TcpStore(c10::intrusive_ptr<c10d::Store> store, std::string where) : store_(std::move(store)), where_(std::move(where)) {}
+  TcpStore(c10::intrusive_ptr<c10d::Store> store, std::string where)
+      : store_(std::move(store)), where_(std::move(where)) {}
 
   void set(const std::string& key, const std::string& value) override {
     guarded([&] { store_->set(key, std::vector<std::uint8_t>(value.begin(), value.end())); });
@@ -64,7 +65,8 @@ std::unique_ptr<MeetingStore> make_tcp_store(const MeetingPlace& place) {
   } catch (const std::exception& error) {
     const std::string text = error.what();
     throw CommError("no store for the ranks to meet at " + where + (place.serves ? " can be served: " : " is found: ") +
-                    text.substr(0, text.find('\n')) + ". Set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port.");
+                    text.substr(0, text.find('\n')) +
+                    ". Set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port.");
   }
 }
 

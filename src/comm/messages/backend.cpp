@@ -41,7 +41,9 @@ Introduction introduce_myself(int world_rank, int world_size) {
 
 MessageWork::MessageWork(MessageBackend& group) : MovedWork(group) {}
 
-Blocker MessageWork::blocker() const { return static_cast<const MessageBackend*>(backend_)->blocker_of(call_.record.sequence); }
+Blocker MessageWork::blocker() const {
+  return static_cast<const MessageBackend*>(backend_)->blocker_of(call_.record.sequence);
+}
 
 MessageBackend::MessageBackend(std::shared_ptr<Messenger> messenger)
     : Backend(messenger->rank(), messenger->size(), messenger->lock()),
@@ -129,15 +131,12 @@ void MessageBackend::send_records(MessageWork& work) {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     const auto p = static_cast<std::size_t>(peer);
-    work.record_receives_[p] =
-        messenger_->receive(Channel::kRecords, peer, tag, &work.records_[p], sizeof(CallRecord));
+    work.record_receives_[p] = messenger_->receive(Channel::kRecords, peer, tag, &work.records_[p], sizeof(CallRecord));
     work.record_sends_.send(*messenger_, Channel::kRecords, peer, tag, &work.call_.record, sizeof(CallRecord));
   }
 }
 
-std::string MessageBackend::progress_thread_problem() const {
-  return messenger_->progress_thread_problem();
-}
+std::string MessageBackend::progress_thread_problem() const { return messenger_->progress_thread_problem(); }
 
 bool MessageBackend::progress(int most) {
   look_at_watch();

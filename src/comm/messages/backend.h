@@ -60,7 +60,7 @@ class MessageWork final : public MovedWork {
   Phase phase_ = Phase::kRecords;
   std::int64_t data_since_ns_ = 0;  ///< every rank had entered the call
   bool ready_ = false;
-  std::vector<CallRecord> records_;           ///< [N] received
+  std::vector<CallRecord> records_;             ///< [N] received
   std::vector<MessageHandle> record_receives_;  ///< [N]
   MessageRequests record_sends_;
   MessageRequests data_;
@@ -121,7 +121,7 @@ class MessageBackend final : public Backend {
     int world_rank = 0;
     std::int64_t left_ns = 0;     ///< when it said that it destroys its group; 0: it has not
     std::int64_t problem_ns = 0;  ///< since when the transport or the watch know of one; 0: they do not
-    std::uint64_t heard = 0;   ///< calls it is known to have entered
+    std::uint64_t heard = 0;      ///< calls it is known to have entered
     std::int64_t stopped_since_ns = 0;
     std::array<CallRecord, kRemembered> recent;
   };

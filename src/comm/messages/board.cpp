@@ -21,7 +21,7 @@ class MessagePost final : public BoardWork {
         number_receives(static_cast<std::size_t>(ranks)),
         slice_receives(static_cast<std::size_t>(ranks)) {}
 
-  std::vector<std::int64_t> numbers;                 ///< [N] received
+  std::vector<std::int64_t> numbers;                     ///< [N] received
   mutable std::vector<MessageRequests> number_receives;  ///< also tested when somebody asks who is late
   std::vector<MessageRequests> slice_receives;
   MessageRequests sends;
@@ -163,8 +163,8 @@ Blocker MessageBoard::blocker_of(const BoardWork& work) const {
 }  // namespace
 
 std::shared_ptr<ExchangeBoard> MessageBackend::make_board(std::shared_ptr<const ParcelTable> parcels, BoardSink sink) {
-  auto board = std::make_shared<MessageBoard>(std::static_pointer_cast<MessageBackend>(shared_from_this()), std::move(parcels),
-                                          std::move(sink));
+  auto board = std::make_shared<MessageBoard>(std::static_pointer_cast<MessageBackend>(shared_from_this()),
+                                              std::move(parcels), std::move(sink));
   add_transfers(*board);
   return board;
 }

@@ -52,7 +52,7 @@ constexpr int kAddresses = 8;
 
 /// What a rank says of itself before anything else.
 struct Card {
-  char host[64];      ///< name
+  char host[64];       ///< name
   char machine[128];   ///< identity of the host
   char identity[144];  ///< and, where a machine counts as several hosts, of which
   std::int64_t pid;
@@ -85,10 +85,10 @@ double limit_from_environment() {
   char* end = nullptr;
   const double seconds = std::strtod(text, &end);
   if (*end != '\0' || !(seconds >= 0) || seconds > 1e9) {
-    throw ConfigError(
-        fmt::format("environment variable ZERO_LOST_HOST_S: got \"{}\", wanted seconds after which a silent host counts as "
-                    "lost, or 0 for never.",
-                    text));
+    throw ConfigError(fmt::format(
+        "environment variable ZERO_LOST_HOST_S: got \"{}\", wanted seconds after which a silent host counts as "
+        "lost, or 0 for never.",
+        text));
   }
   return seconds;
 }
@@ -243,7 +243,9 @@ class TcpHostWatch final : public HostWatch {
   bool on_my_host(int rank) const { return std::strcmp(card(rank).identity, card(rank_).identity) == 0; }
   int leader_of(int rank) const;
   std::string ranks_of_host(int rank) const;
-  std::string who(int rank) const { return fmt::format("rank {} (pid {} on {})", rank, card(rank).pid, card(rank).host); }
+  std::string who(int rank) const {
+    return fmt::format("rank {} (pid {} on {})", rank, card(rank).pid, card(rank).host);
+  }
   bool connect_to_parent();
   void run();
   void accept_lines();
@@ -662,9 +664,8 @@ std::shared_ptr<HostWatch> HostWatch::begin(Messenger& messenger) {
   FileDescriptor listener = listen_anywhere(mine.port);
   std::vector<Card> cards(static_cast<std::size_t>(messenger.size()));
   messenger.all_gather(&mine, sizeof(mine), cards.data());
-  const bool one_host = std::all_of(cards.begin(), cards.end(), [&](const Card& card) {
-    return std::strcmp(card.identity, mine.identity) == 0;
-  });
+  const bool one_host = std::all_of(cards.begin(), cards.end(),
+                                    [&](const Card& card) { return std::strcmp(card.identity, mine.identity) == 0; });
   if (one_host || limit_s == 0) return nullptr;
   return std::make_shared<TcpHostWatch>(messenger.rank(), std::move(cards), std::move(listener), limit_s);
 }

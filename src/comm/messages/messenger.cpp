@@ -36,8 +36,12 @@ void MessageRequests::send(Messenger& messenger, Channel channel, int peer, int 
                            std::size_t nbytes) {
   if (nbytes == 0) return;
   messenger_ = &messenger;
-  sending_.push_back({.channel = channel, .peer = peer, .tag = tag, .data = static_cast<const std::byte*>(data),
-                      .nbytes = nbytes, .pieces = {}});
+  sending_.push_back({.channel = channel,
+                      .peer = peer,
+                      .tag = tag,
+                      .data = static_cast<const std::byte*>(data),
+                      .nbytes = nbytes,
+                      .pieces = {}});
   advance(sending_.size() - 1);
 }
 

@@ -23,7 +23,7 @@ constexpr std::chrono::microseconds kShortNap{20};
 }  // namespace
 
 bool MessageBackend::block_until(const std::function<bool()>& done, const std::function<Blocker()>& blocker,
-                             const Patience& patience) {
+                                 const Patience& patience) {
   const std::int64_t begin_ns = base::monotonic_ns();
   while (true) {
     progress();
@@ -69,7 +69,7 @@ Blocker MessageBackend::blocker_of(std::uint64_t target) const {
 }
 
 void MessageBackend::check_peers(const std::function<Blocker()>& blocker_now, std::int64_t since_ns,
-                             std::chrono::milliseconds timeout) {
+                                 std::chrono::milliseconds timeout) {
   const std::int64_t now_ns = base::monotonic_ns();
   const bool late = now_ns - since_ns >= timeout.count() * base::kNanosPerMilli;
   if (now_ns - last_check_ns_ < policy_.slice_ns && !late) return;
@@ -140,8 +140,7 @@ void MessageBackend::receive_notices() {
     Arrival arrival;
     if (!messenger_->test(notice_receive_, arrival)) return;
     const std::string text(notice_.data(), arrival.nbytes);
-    if (arrival.tag == kFarewellTag)
-      peers_[static_cast<std::size_t>(arrival.source)].left_ns = base::monotonic_ns();
+    if (arrival.tag == kFarewellTag) peers_[static_cast<std::size_t>(arrival.source)].left_ns = base::monotonic_ns();
     notice_receive_ = messenger_->receive_any(Channel::kNotices, notice_.data(), kNoticeBytes);
     if (arrival.tag == kFailureTag) {
       failure_ = text;

@@ -25,7 +25,7 @@ class MessageFetch final : public FetchWork {
 class MessageWindow final : public HostedWindow, public WindowEnd {
  public:
   MessageWindow(std::shared_ptr<MessageBackend> group, std::shared_ptr<const ParcelTable> table,
-            std::span<const void* const> mine)
+                std::span<const void* const> mine)
       : HostedWindow(group, std::move(table), mine),
         group_(*group),
         id_(group->add_window(*this)),
@@ -179,9 +179,9 @@ Blocker MessageWindow::blocker_of(const FetchWork& work) const {
 }  // namespace
 
 std::shared_ptr<ShardWindow> MessageBackend::make_window(std::shared_ptr<const ParcelTable> parcels,
-                                                     std::span<const void* const> mine) {
-  auto window =
-      std::make_shared<MessageWindow>(std::static_pointer_cast<MessageBackend>(shared_from_this()), std::move(parcels), mine);
+                                                         std::span<const void* const> mine) {
+  auto window = std::make_shared<MessageWindow>(std::static_pointer_cast<MessageBackend>(shared_from_this()),
+                                                std::move(parcels), mine);
   add_transfers(*window);
   // Nobody is asked before his window is there.
   Call barrier;

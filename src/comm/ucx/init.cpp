@@ -64,8 +64,8 @@ std::shared_ptr<Backend> make_ucx_backend(const Discovery& discovery, const Envi
   std::unique_ptr<MeetingStore> store = open_meeting_store(place);
   say_host(*store, rank);
   if (or_shm && are_on_one_host(*store, size)) {
-    return std::make_shared<ShmBackend>(
-        ControlSegment::rendezvous("met-" + store->get("job"), rank, size, timeout), rank, ranks_beside(rank, size));
+    return std::make_shared<ShmBackend>(ControlSegment::rendezvous("met-" + store->get("job"), rank, size, timeout),
+                                        rank, ranks_beside(rank, size));
   }
   return std::make_shared<MessageBackend>(UcxMessenger::of_all(rank, size, std::move(store)));
 }

@@ -58,7 +58,8 @@ Loaded load() {
   unsigned major = 0, minor = 0, release = 0;
   to.get_version(&major, &minor, &release);
   if (major != UCP_API_MAJOR || minor < 12) {  // peers' errors over TCP
-    loaded.problem = fmt::format("{} is version {}.{}.{}, and 1.12 or newer is wanted", kLibrary, major, minor, release);
+    loaded.problem =
+        fmt::format("{} is version {}.{}.{}, and 1.12 or newer is wanted", kLibrary, major, minor, release);
   }
   return loaded;
 }
@@ -74,10 +75,10 @@ std::string UcxLibrary::problem() { return loaded().problem; }
 
 const UcxLibrary& UcxLibrary::get() {
   if (!problem().empty()) {
-    throw CommError(
-        fmt::format("backend \"ucx\": UCX cannot be loaded: {}. Install it (Debian: libucx0; pip: libucx-cu12), or start "
-                    "the ranks with mpirun.",
-                    problem()));
+    throw CommError(fmt::format(
+        "backend \"ucx\": UCX cannot be loaded: {}. Install it (Debian: libucx0; pip: libucx-cu12), or start "
+        "the ranks with mpirun.",
+        problem()));
   }
   return loaded().library;
 }

@@ -178,7 +178,8 @@ void UcxWorker::free_request(Request* request) {
 }
 
 std::shared_ptr<UcxMessenger> UcxMessenger::of_all(int rank, int size, std::unique_ptr<MeetingStore> store) {
-  if (size > 1 << kSourceBits) throw CommError(fmt::format("ucx: {} ranks, at most {} are possible", size, 1 << kSourceBits));
+  if (size > 1 << kSourceBits)
+    throw CommError(fmt::format("ucx: {} ranks, at most {} are possible", size, 1 << kSourceBits));
   std::vector<int> everybody(static_cast<std::size_t>(size));
   std::iota(everybody.begin(), everybody.end(), 0);
   auto worker = std::make_shared<UcxWorker>(rank, size, std::move(store));
@@ -210,8 +211,7 @@ std::uint64_t UcxMessenger::tag_of(Channel channel, int source, int tag) const {
 MessageHandle UcxMessenger::send(Channel channel, int peer, int tag, const void* data, std::size_t nbytes) {
   Request* const request = worker_->new_request();
   ucp_request_param_t parameters{};
-  parameters.op_attr_mask =
-      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  parameters.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
   parameters.cb.send = on_sent;
   parameters.user_data = request;
   parameters.memory_type = UCS_MEMORY_TYPE_HOST;
@@ -298,8 +298,8 @@ std::shared_ptr<Messenger> UcxMessenger::subgroup(std::span<const int> members) 
   all_gather(&worker_->next_context, sizeof(std::uint64_t), numbers.data());
   const std::uint64_t context = *std::max_element(numbers.begin(), numbers.end());
   if (context >= kContexts) {
-    throw CommError(fmt::format("ucx: a process can make {} groups of ranks, and has: keep groups instead of making them anew",
-                                kContexts));
+    throw CommError(fmt::format(
+        "ucx: a process can make {} groups of ranks, and has: keep groups instead of making them anew", kContexts));
   }
   worker_->next_context = context + 1;
   if (members.empty()) return nullptr;

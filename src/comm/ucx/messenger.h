@@ -42,7 +42,7 @@ class UcxMessenger final : public Messenger {
   std::uint64_t tag_of(Channel channel, int source, int tag) const;
 
   const std::shared_ptr<UcxWorker> worker_;
-  const std::uint64_t context_;      ///< the number of this group, which no other that a member is in has
+  const std::uint64_t context_;     ///< the number of this group, which no other that a member is in has
   const std::vector<int> members_;  ///< [size()] ranks in the job
 };
 
