@@ -295,8 +295,8 @@ namespace {
           : fmt::format("UCX is not there: {}.", transports.ucx_problem);
   if (!transports.mpi) {
     throw ConfigError(fmt::format(
-        "{}: ranks on several hosts need UCX or MPI, and this build has no MPI. {} Or build with -DZERO_WITH_MPI=ON, and "
-        "start them with `zero launch --hostfile`, mpirun or `srun --mpi=pmix`.",
+        "{}: ranks on several hosts need UCX or MPI, and this build has no MPI. {} Or build with -DZERO_WITH_MPI=ON, "
+        "and start them with `zero launch --hostfile`, mpirun or `srun --mpi=pmix`.",
         started, ucx));
   }
   if (discovery.launcher == Launcher::kSlurm) {

@@ -27,8 +27,8 @@ struct Discovery {
   int local_rank = 0;
   int local_size = 1;  ///< 0: the launcher does not say
   Spread spread = Spread::kOneHost;
-  /// Where ranks may meet: MASTER_ADDR, empty when not set, and MASTER_PORT, 0 when not set. Under srun alone: the first
-  /// node of the step, and a port that follows from its number.
+  /// Where ranks may meet: MASTER_ADDR, empty when not set, and MASTER_PORT, 0 when not set. Under srun alone: the
+  /// first node of the step, and a port that follows from its number.
   std::string master_address;
   int master_port = 0;
   /// MPI can learn the ranks from the launcher: through mpirun, PMIx or PMI. False under srun without --mpi.

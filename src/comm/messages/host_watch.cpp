@@ -470,7 +470,7 @@ void TcpHostWatch::run() {
   }
 }
 
-/// Until the others have closed their ends: closing a socket with unread data resets it, and the farewell could be lost.
+/// Until the others have closed their ends: closing a socket with unread data resets it, and the farewell may be lost.
 void TcpHostWatch::linger() {
   for_each_line([](int, Line& line) { ::shutdown(line.fd(), SHUT_WR); });
   const std::int64_t deadline_ns = base::monotonic_ns() + kLingerNs;

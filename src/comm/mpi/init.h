@@ -1,6 +1,6 @@
 #pragma once
-// Groups over MPI, or a stub that says that the build has none: CMake compiles init.cpp with its companions, or stub.cpp
-// (ZERO_WITH_MPI).
+// Groups over MPI, or a stub that says that the build has none: CMake compiles init.cpp with its companions, or
+// stub.cpp (ZERO_WITH_MPI).
 #include <memory>
 
 #include "comm/backend.h"

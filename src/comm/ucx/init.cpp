@@ -26,8 +26,8 @@ MeetingPlace meeting_place(const Discovery& discovery, const Environment& enviro
   place.port = discovery.master_port;
   if (place.host.empty() || place.port == 0) {
     throw ConfigError(
-        "backend \"ucx\": the ranks meet at MASTER_ADDR and MASTER_PORT, which are not both set. Set them to the address "
-        "of rank 0's host and a free port of it, on all ranks, or start the ranks with torchrun.");
+        "backend \"ucx\": the ranks meet at MASTER_ADDR and MASTER_PORT, which are not both set. Set them to the "
+        "address of rank 0's host and a free port of it, on all ranks, or start the ranks with torchrun.");
   }
   if (place.port > 65'535)
     throw ConfigError(fmt::format("environment variable MASTER_PORT: got {}, wanted a port, 1 to 65535.", place.port));

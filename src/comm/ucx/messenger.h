@@ -1,8 +1,8 @@
 #pragma once
 // Messages by UCX's tagged calls: TCP, InfiniBand, RoCE, and shared memory between ranks of a host.
 //
-// A process has one worker, which all its groups share. A message's 64-bit tag says which group it is of, which channel,
-// who sent it, and the tag that the group gave it.
+// A process has one worker, which all its groups share. A message's 64-bit tag says which group it is of, which
+// channel, who sent it, and the tag that the group gave it.
 #include <functional>
 #include <memory>
 #include <span>
