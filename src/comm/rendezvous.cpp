@@ -319,7 +319,7 @@ BackendKind choose_backend(const Discovery& discovery, const std::string& reques
   const auto where = by_variable ? "environment variable ZERO_BACKEND" : "option `backend`";
   if (wanted == "self") {
     if (discovery.size == 1) return BackendKind::kSelf;
-    throw ConfigError(fmt::format("{}: got \"self\", but {} started {} ranks; wanted shm or mpi.", where,
+    throw ConfigError(fmt::format("{}: got \"self\", but {} started {} ranks; wanted shm, mpi or ucx.", where,
                                   launcher_name(discovery.launcher), discovery.size));
   }
   if (wanted == "mpi") {

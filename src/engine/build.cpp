@@ -267,9 +267,10 @@ void make_store(Engine::Impl& impl, const sharding::ShardingPlan& shards) {
   const auto& zero = impl.config.zero_optimization;
   if (shards.place.reads_in_place()) {
     model.hosts = find_hosts(impl.groups.data_parallel);
-    const bool takes_any_memory = comm::sends_messages(model.data_ranks);
-    store =
-        sharding::make_node_shared_store(model, ledger, timeline, takes_any_memory && overlaps_publish(impl, shards));
+    // Its table of parcels grows with the square of the number of ranks.
+    constexpr int kMostRanks = 256;
+    const bool is_possible = comm::sends_messages(model.data_ranks) && model.world_size() <= kMostRanks;
+    store = sharding::make_node_shared_store(model, ledger, timeline, is_possible && overlaps_publish(impl, shards));
     return;
   }
   sharding::CopyingStoreOptions options{.resident = shards.resident,

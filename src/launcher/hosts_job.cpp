@@ -242,8 +242,10 @@ bool HostsJob::take_in(std::shared_ptr<Channel>& stranger) {
   const auto message = stranger->next();
   if (!message) return false;
   const json hello = json::parse(message->body, nullptr, /*allow_exceptions=*/false);
-  if (message->kind != MessageKind::kHello || !hello.is_object() || hello.value("secret", "") != agent_secret_)
-    return true;
+  // Anybody may connect: what has not shown the secret may be of any type.
+  const bool is_ours = message->kind == MessageKind::kHello && hello.is_object() && hello.contains("secret") &&
+                       hello["secret"].is_string() && hello["secret"] == agent_secret_;
+  if (!is_ours) return true;
   const int number = hello.value("rank", -1);
   if (number < 0 || number >= static_cast<int>(ranks_.size()) ||
       hello.value("size", 0) != static_cast<int>(ranks_.size()))

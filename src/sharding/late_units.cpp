@@ -1,9 +1,12 @@
 #include "sharding/late_units.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
+
+#include "zero/errors.h"
 
 namespace zero::sharding {
 namespace {
@@ -18,6 +21,7 @@ LateUnits::LateUnits(const ShardedModel& model, Timeline& timeline, Source& sour
     : model_(model),
       timeline_(timeline),
       source_(source),
+      process_(::getpid()),
       states_(model.units.size(), State::kThere),
       order_(std::move(units)) {}
 
@@ -48,6 +52,11 @@ void LateUnits::sort_by_use() {
 }
 
 void LateUnits::use(int unit) {
+  if (::getpid() != process_) {
+    throw ModelError(
+        "a forked process uses parameters whose values are still on their way to its parent; call "
+        "Engine::wait_for_parameters() before it is started, or set zerotorch.overlap_all_gather to \"never\"");
+  }
   const std::lock_guard lock(mutex_);
   if (is_late(unit)) used_.push_back(unit);
   complete_locked(unit);

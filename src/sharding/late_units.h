@@ -71,6 +71,7 @@ class LateUnits {
   const ShardedModel& model_;
   Timeline& timeline_;
   Source& source_;
+  const int process_;
   std::mutex mutex_;
   std::vector<State> states_;  ///< by unit
   std::vector<int> order_;

@@ -210,6 +210,7 @@ class OverlappedNodeSharedStore final : public NodeSharedStore, private LateUnit
     late_.begin(updated);
     model_.hosts->node.barrier({.label = "publish parameters"}).wait();  // what this host's ranks have written
     began_ = base::seconds_now();
+    until_ = 0;
     if (!frozen_too) return;
     late_.complete_all();
     model_.data_ranks.barrier({.label = "publish all parameters"}).wait();
@@ -293,13 +294,14 @@ class OverlappedNodeSharedStore final : public NodeSharedStore, private LateUnit
 
   /// False if the rank at that place may be one that does not look at what comes.
   bool wait_for(int index, int place) {
-    constexpr double kLeastSeconds = 0.2;
+    constexpr double kLeastSeconds = 0.2, kMostSeconds = 2;
     const auto is_there = [&] { return came(index, place).load(std::memory_order_acquire) >= version_; };
     std::uint8_t& is_behind = is_behind_[static_cast<std::size_t>(place)];
-    // Ranks of a host share its network: what comes to the other comes about as fast.
-    const double until = base::seconds_now() + std::max(kLeastSeconds, base::seconds_now() - began_);
+    // Ranks of a host share its network: what comes to the others comes about as fast. One time for all of them.
+    const double now = base::seconds_now();
+    if (until_ == 0) until_ = now + std::clamp(now - began_, kLeastSeconds, kMostSeconds);
     while (!is_there()) {
-      if (is_behind || base::seconds_now() > until) {
+      if (is_behind || base::seconds_now() > until_ || model_.data_ranks.failed()) {
         is_behind = 1;
         return false;
       }
@@ -328,6 +330,7 @@ class OverlappedNodeSharedStore final : public NodeSharedStore, private LateUnit
   SharedMemory came_;                     ///< [units][places]
   std::uint64_t version_ = 0;             ///< publications
   double began_ = 0;                      ///< the last one
+  double until_ = 0;                      ///< so long others of this host are waited for; 0: nobody was yet
   std::shared_ptr<comm::ShardWindow> window_;
   std::vector<std::vector<Work>> works_;  ///< by unit, while it is coming
   std::vector<std::uint8_t> is_behind_;   ///< by place: in this publication

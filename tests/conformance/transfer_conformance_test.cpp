@@ -41,7 +41,7 @@ std::vector<Parcel> parcels_of(int ranks) {
   add([](int r) { return r % 2 == 0 ? 0 : 5003; });
   add([](int) { return 0; });
   add([ranks](int r) { return r == ranks - 1 ? 4099 : 0; });
-  add([](int) { return 200'003; });  // more pieces than a message has under way
+  add([](int) { return 600'003; });  // more pieces than a message has under way, of any transport
   add([](int r) { return 7 - r % 3; });
   return parcels;
 }

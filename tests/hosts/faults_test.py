@@ -85,8 +85,8 @@ def check(launcher: str, fault: str, program: str) -> list[str]:
             problems.append(f"its end took {seconds:.1f} s")
         if word not in text:
             problems.append(f"nothing says '{word}'")
-    elif "sums" not in text or "CommError" in text:
-        problems.append("it did not go on")
+    elif "sums" not in text or "CommError" in text or "exit 0" not in text:
+        problems.append("it did not go on to a good end")
     print(f"{launcher:10} {fault:14} {seconds:5.1f} s  {'; '.join(problems) or 'held'}", flush=True)
     if problems or os.environ.get("SHOW"):
         print(re.sub("^", "    ", text, flags=re.M), flush=True)

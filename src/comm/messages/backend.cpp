@@ -347,6 +347,7 @@ void MessageBackend::leave() noexcept {
     messenger_->cancel(message_receive_);
   } catch (const std::exception& error) {
     base::log_warning("leaving the group: {}", error.what());
+    if (failure_.empty()) failure_ = error.what();
   }
 }
 
@@ -365,6 +366,8 @@ void MessageBackend::give_up_requests() noexcept {
   // The transport may still read or write them: they must outlive every message.
   new std::array<std::shared_ptr<MessageWork>, kWindow>(works_);
   new std::deque<std::string>(std::move(sent_notices_));
+  new std::vector<char>(std::move(notice_));
+  static_cast<void>(message_.release());
 }
 
 }  // namespace zero::comm

@@ -174,7 +174,7 @@ class MessageBackend final : public Backend {
 
   std::array<std::int64_t, kChannels> next_tags_{};
   std::vector<WindowEnd*> windows_;  ///< null: gone
-  WindowMessage message_;
+  std::unique_ptr<WindowMessage> message_ = std::make_unique<WindowMessage>();
   MessageHandle message_receive_ = 0;
 
   std::string failure_;                  ///< empty: none

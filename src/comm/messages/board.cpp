@@ -113,6 +113,7 @@ void MessageBoard::enter(BoardWork& work) {
 
 bool MessageBoard::arrived(BoardWork& work) {
   auto& post = static_cast<MessagePost&>(work);
+  post.sends.drop_completed();  // further pieces go out
   for (; !all_posted(post) && work.peers_seen < size() - 1; ++work.peers_seen) {
     const auto peer = static_cast<std::size_t>(peer_at(work.peers_seen + 1));
     if (!post.number_receives[peer].test()) return false;

@@ -26,7 +26,7 @@ int MessageBackend::add_window(WindowEnd& end) {
   messenger_->open(Channel::kRequests);
   const bool first = windows_.empty();
   windows_.push_back(&end);
-  if (first) message_receive_ = messenger_->receive_any(Channel::kRequests, &message_, sizeof(message_));
+  if (first) message_receive_ = messenger_->receive_any(Channel::kRequests, message_.get(), sizeof(WindowMessage));
   return static_cast<int>(windows_.size()) - 1;
 }
 
@@ -34,8 +34,8 @@ void MessageBackend::receive_messages() {
   while (message_receive_ != 0) {
     Arrival arrival;
     if (!messenger_->test(message_receive_, arrival)) return;
-    const WindowMessage message = message_;
-    message_receive_ = messenger_->receive_any(Channel::kRequests, &message_, sizeof(message_));
+    const WindowMessage message = *message_;
+    message_receive_ = messenger_->receive_any(Channel::kRequests, message_.get(), sizeof(WindowMessage));
     // One for a window that an exception has ended: its owner was told.
     if (WindowEnd* const end = windows_[static_cast<std::size_t>(message.window)]) end->take(arrival.source, message);
   }

@@ -24,6 +24,7 @@
 #include <mutex>
 #include <optional>
 #include <random>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -60,6 +61,7 @@ struct Card {
   std::uint16_t port;  ///< where it listens
   std::array<std::uint8_t, 16> token;
   char addresses[kAddresses][INET6_ADDRSTRLEN];  ///< that other hosts may reach it at
+  char problem[160];                             ///< empty: none
 };
 
 enum class Type : std::uint8_t {
@@ -99,39 +101,60 @@ void fill_addresses(Card& card) {
   int found = 0;
   for (const ifaddrs* one = all; one && found < kAddresses; one = one->ifa_next) {
     if (!one->ifa_addr || !(one->ifa_flags & IFF_UP) || (one->ifa_flags & IFF_LOOPBACK)) continue;
-    if (one->ifa_addr->sa_family != AF_INET) continue;
-    const auto* address = reinterpret_cast<const sockaddr_in*>(one->ifa_addr);
-    ::inet_ntop(AF_INET, &address->sin_addr, card.addresses[found++], INET6_ADDRSTRLEN);
+    const int family = one->ifa_addr->sa_family;
+    const auto* const v6 = reinterpret_cast<const sockaddr_in6*>(one->ifa_addr);
+    if (family == AF_INET) {
+      const auto* const v4 = reinterpret_cast<const sockaddr_in*>(one->ifa_addr);
+      ::inet_ntop(AF_INET, &v4->sin_addr, card.addresses[found++], INET6_ADDRSTRLEN);
+    } else if (family == AF_INET6 && !IN6_IS_ADDR_LINKLOCAL(&v6->sin6_addr)) {
+      ::inet_ntop(AF_INET6, &v6->sin6_addr, card.addresses[found++], INET6_ADDRSTRLEN);
+    }
   }
   ::freeifaddrs(all);
 }
 
+/// On all addresses of this host; IPv4 alone where the kernel has no IPv6.
 FileDescriptor listen_anywhere(std::uint16_t& port) {
-  FileDescriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_ANY);
-  socklen_t length = sizeof(address);
-  auto* const generic = reinterpret_cast<sockaddr*>(&address);
-  if (!socket || ::bind(socket.get(), generic, length) != 0 || ::listen(socket.get(), SOMAXCONN) != 0 ||
-      ::getsockname(socket.get(), generic, &length) != 0) {
-    throw CommError(fmt::format("no socket for heartbeats between hosts: {}", std::strerror(errno)));
+  for (const int family : {AF_INET6, AF_INET}) {
+    FileDescriptor socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!socket) continue;
+    sockaddr_in6 v6{};
+    sockaddr_in v4{};
+    v6.sin6_family = AF_INET6;
+    v4.sin_family = AF_INET;
+    const int off = 0;
+    if (family == AF_INET6) ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+    auto* const address = family == AF_INET6 ? reinterpret_cast<sockaddr*>(&v6) : reinterpret_cast<sockaddr*>(&v4);
+    socklen_t length = family == AF_INET6 ? sizeof(v6) : sizeof(v4);
+    if (::bind(socket.get(), address, length) != 0 || ::listen(socket.get(), SOMAXCONN) != 0 ||
+        ::getsockname(socket.get(), address, &length) != 0)
+      continue;
+    port = ntohs(family == AF_INET6 ? v6.sin6_port : v4.sin_port);
+    return socket;
   }
-  port = ntohs(address.sin_port);
-  return socket;
+  throw CommError(fmt::format("no socket for heartbeats between hosts: {}", std::strerror(errno)));
 }
 
 /// Empty: not in time.
 FileDescriptor connect_to(const char* host, std::uint16_t port, std::int64_t limit_ns) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(port);
-  if (::inet_pton(AF_INET, host, &address.sin_addr) != 1) return {};
-  FileDescriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_in v4{};
+  sockaddr_in6 v6{};
+  v4.sin_family = AF_INET;
+  v6.sin6_family = AF_INET6;
+  v4.sin_port = v6.sin6_port = htons(port);
+  const bool is_v4 = ::inet_pton(AF_INET, host, &v4.sin_addr) == 1;
+  if (!is_v4 && ::inet_pton(AF_INET6, host, &v6.sin6_addr) != 1) return {};
+  FileDescriptor socket(::socket(is_v4 ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket) return {};
-  if (::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+  const auto* const address = is_v4 ? reinterpret_cast<sockaddr*>(&v4) : reinterpret_cast<sockaddr*>(&v6);
+  if (::connect(socket.get(), address, is_v4 ? sizeof(v4) : sizeof(v6)) != 0) {
     pollfd waiting{socket.get(), POLLOUT, 0};
-    if (errno != EINPROGRESS || ::poll(&waiting, 1, static_cast<int>(limit_ns / base::kNanosPerMilli)) != 1) return {};
+    if (errno != EINPROGRESS) return {};
+    int ready = 0;
+    do {
+      ready = ::poll(&waiting, 1, static_cast<int>(limit_ns / base::kNanosPerMilli));
+    } while (ready < 0 && errno == EINTR);
+    if (ready != 1) return {};
     int error = 0;
     socklen_t length = sizeof(error);
     if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0 || error != 0) return {};
@@ -143,7 +166,8 @@ FileDescriptor connect_to(const char* host, std::uint16_t port, std::int64_t lim
 class Line {
  public:
   Line() = default;
-  explicit Line(FileDescriptor socket) : socket_(std::move(socket)), heard_ns_(base::monotonic_ns()) {
+  explicit Line(FileDescriptor socket)
+      : socket_(std::move(socket)), made_ns_(base::monotonic_ns()), heard_ns_(made_ns_) {
     const int on = 1;
     ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     // From Linux 6.15: attempts are a second apart at most, and a link that is mended is noticed so soon.
@@ -153,6 +177,7 @@ class Line {
 
   int fd() const { return socket_ ? socket_.get() : -1; }
   std::int64_t silent_ns(std::int64_t now_ns) const { return now_ns - heard_ns_; }
+  std::int64_t age_ns(std::int64_t now_ns) const { return now_ns - made_ns_; }
   void forgive(std::int64_t now_ns) { heard_ns_ = now_ns; }
   void close() { socket_ = FileDescriptor(); }
 
@@ -166,6 +191,7 @@ class Line {
 
   void send(Type type, int rank, const std::string& text = {}, bool lost_host = false) {
     if (!socket_) return;
+    if (type == Type::kBeat && !out_.empty()) return flush();  // beats that nobody takes are as good as one
     Frame frame;
     frame.type = type;
     frame.rank = rank;
@@ -181,18 +207,18 @@ class Line {
       if (sent <= 0) break;
       out_.erase(0, static_cast<std::size_t>(sent));
     }
-    // Beats that nobody takes are as good as one.
-    if (out_.size() > 64 * kLongestText) out_.clear();
   }
   /// Calls `take` with each frame that has come. False: the other end is closed.
   template <class Take>
   bool receive(const Take& take) {
     char buffer[4096];
-    while (true) {
+    bool open = true;
+    while (open) {
       const ssize_t got = ::recv(socket_.get(), buffer, sizeof(buffer), MSG_DONTWAIT);
       if (got < 0 && errno == EINTR) continue;
       if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
-      if (got <= 0) return false;
+      open = got > 0;
+      if (!open) break;  // what came before is still to be taken
       heard_ns_ = base::monotonic_ns();
       in_.append(buffer, static_cast<std::size_t>(got));
     }
@@ -207,13 +233,13 @@ class Line {
       take(frame, text);
     }
     in_.erase(0, done);
-    return true;
+    return open;
   }
 
  private:
   FileDescriptor socket_;
   std::string in_, out_;
-  std::int64_t heard_ns_ = 0;
+  std::int64_t made_ns_ = 0, heard_ns_ = 0;
 };
 
 class TcpHostWatch;
@@ -228,6 +254,7 @@ class TcpHostWatch final : public HostWatch {
   ~TcpHostWatch() override;
 
   std::string failure() override;
+  void told() override { known_ = true; }
   bool lost_a_host() const override { return lost_host_.load(); }
   std::string problem_of(int world_rank) const override;
   void report(const std::string& failure) noexcept override;
@@ -247,6 +274,7 @@ class TcpHostWatch final : public HostWatch {
     return fmt::format("rank {} (pid {} on {})", rank, card(rank).pid, card(rank).host);
   }
   bool connect_to_parent();
+  bool greet_parent(const char* address);
   void run();
   void accept_lines();
   void linger();
@@ -277,7 +305,6 @@ class TcpHostWatch final : public HostWatch {
   Line parent_line_;
   std::map<int, Line> children_;
   std::vector<Line> strangers_;  ///< that have not said who they are
-  std::map<int, std::int64_t> stopped_since_ns_;
   std::int64_t failed_ns_ = 0;
 
   FileDescriptor wake_;
@@ -286,7 +313,7 @@ class TcpHostWatch final : public HostWatch {
   std::vector<std::string> to_report_;  ///< by other threads
   std::atomic<bool> lost_host_{false}, known_{false}, ending_{false};
   std::vector<std::atomic<Life>> lives_;
-  std::thread thread_;
+  std::unique_ptr<std::thread> thread_;
 };
 
 TcpHostWatch::TcpHostWatch(int rank, std::vector<Card> cards, FileDescriptor listener, double limit_s)
@@ -317,24 +344,34 @@ TcpHostWatch::TcpHostWatch(int rank, std::vector<Card> cards, FileDescriptor lis
                          g_watches_mutex.unlock();
                        });
       std::atexit([] {
-        const std::lock_guard guard(g_watches_mutex);
-        for (TcpHostWatch* watch : g_watches) watch->say_farewell();
+        std::vector<TcpHostWatch*> watches;
+        {
+          const std::lock_guard guard(g_watches_mutex);
+          watches.swap(g_watches);
+        }
+        for (TcpHostWatch* watch : watches) watch->say_farewell();
       });
       return true;
     }();
     static_cast<void>(once);
-    g_watches.push_back(this);
   }
   sigset_t all, before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);  // the process's signals are for its other threads
-  thread_ = std::thread([this] { run(); });
+  try {
+    thread_ = std::make_unique<std::thread>([this] { run(); });
+  } catch (const std::system_error& error) {
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw CommError(fmt::format("no thread for heartbeats between hosts could be started: {}", error.what()));
+  }
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  const std::lock_guard lock(g_watches_mutex);
+  g_watches.push_back(this);
 }
 
 TcpHostWatch::~TcpHostWatch() {
   if (::getpid() != pid_) {
-    thread_.detach();
+    static_cast<void>(thread_.release());  // only its owner's process has it
     return;
   }
   {
@@ -348,14 +385,13 @@ void TcpHostWatch::say_farewell() noexcept {
   if (ending_.exchange(true)) return;
   const std::uint64_t one = 1;
   [[maybe_unused]] const ssize_t wrote = ::write(wake_.get(), &one, sizeof(one));
-  if (thread_.joinable()) thread_.join();
+  thread_->join();
 }
 
 void TcpHostWatch::close_in_child() {
   listener_ = FileDescriptor();
-  parent_line_.close();
-  children_.clear();
-  strangers_.clear();
+  for_each_line([](int, Line& line) { line.close(); });
+  for (Line& line : strangers_) line.close();
 }
 
 int TcpHostWatch::leader_of(int rank) const {
@@ -373,21 +409,39 @@ std::string TcpHostWatch::ranks_of_host(int rank) const {
 
 bool TcpHostWatch::connect_to_parent() {
   const Card& to = card(parent_);
-  FileDescriptor socket;
-  if (std::strcmp(to.machine, card(rank_).machine) == 0) {
-    socket = connect_to("127.0.0.1", to.port, kConnectNs);
-  } else {
-    for (int i = 0; !socket && i < kAddresses && to.addresses[i][0] != '\0'; ++i)
-      socket = connect_to(to.addresses[i], to.port, kConnectNs);
-  }
+  if (std::strcmp(to.machine, card(rank_).machine) == 0) return greet_parent("127.0.0.1") || greet_parent("::1");
+  for (int i = 0; i < kAddresses && to.addresses[i][0] != '\0'; ++i)
+    if (greet_parent(to.addresses[i])) return true;
+  return false;
+}
+
+/// False if it is not there: hosts may have the same address, as of a bridge of containers, that leads to themselves.
+bool TcpHostWatch::greet_parent(const char* address) {
+  const Card& to = card(parent_);
+  FileDescriptor socket = connect_to(address, to.port, kConnectNs);
   if (!socket) return false;
   parent_line_ = Line(std::move(socket));
-  parent_line_.send(Type::kHello, rank_, std::string(to.token.begin(), to.token.end()));
-  return true;
+  const std::string token(to.token.begin(), to.token.end());
+  parent_line_.send(Type::kHello, rank_, token);
+  // One of this host may be looking for rank 0 itself, at several addresses.
+  const std::int64_t limit_ns = on_my_host(parent_) ? kAddresses * 2 * kConnectNs : kConnectNs;
+  const std::int64_t deadline_ns = base::monotonic_ns() + limit_ns;
+  bool greeted = false, open = true;
+  std::vector<std::pair<Frame, std::string>> more;
+  while (!greeted && open && base::monotonic_ns() < deadline_ns) {
+    pollfd waiting{parent_line_.fd(), POLLIN, 0};
+    ::poll(&waiting, 1, 100);
+    open = parent_line_.receive([&](const Frame& frame, const std::string& text) {
+      if (greeted) more.emplace_back(frame, text);
+      greeted |= frame.type == Type::kHello && frame.rank == parent_ && text == token;
+    });
+  }
+  if (!greeted || !open) parent_line_.close();
+  for (const auto& [frame, text] : more) take(parent_, frame, text);
+  return greeted && open;
 }
 
 std::string TcpHostWatch::failure() {
-  known_ = true;
   const std::lock_guard lock(mutex_);
   return failure_;
 }
@@ -406,7 +460,6 @@ std::string TcpHostWatch::problem_of(int world_rank) const {
 
 void TcpHostWatch::report(const std::string& failure) noexcept {
   try {
-    known_ = true;  // by the caller
     const std::lock_guard lock(mutex_);
     if (failed() || ::getpid() != pid_) return;
     to_report_.push_back(failure);
@@ -506,14 +559,20 @@ void TcpHostWatch::accept_lines() {
         rank = frame.rank;
       }
     });
-    const bool too_late = strangers_[i].silent_ns(base::monotonic_ns()) > kConnectNs;
-    if (rank >= 0) children_[rank] = std::move(strangers_[i]);
+    const bool too_late = strangers_[i].age_ns(base::monotonic_ns()) > kConnectNs;
+    if (rank >= 0 && open) {  // one that has given up is none that has ended
+      const auto& token = card(rank_).token;
+      children_[rank] = std::move(strangers_[i]);
+      children_[rank].send(Type::kHello, rank_, std::string(token.begin(), token.end()));
+    }
     if (rank >= 0 || !open || too_late) {
       strangers_.erase(strangers_.begin() + static_cast<std::ptrdiff_t>(i));
     } else {
       ++i;
     }
-    for (const auto& [frame, text] : more) take(rank, frame, text);
+    if (open) {
+      for (const auto& [frame, text] : more) take(rank, frame, text);
+    }
   }
 }
 
@@ -556,10 +615,8 @@ void TcpHostWatch::spread_life(int from, int rank, Life life) {
 
 void TcpHostWatch::on_closed(int peer) {
   if (Line* const line = line_to(peer)) line->close();
-  const bool left = lives_[static_cast<std::size_t>(peer)].load() != Life::kThere;
-  if (left || failed()) return;
-  spread_life(peer, peer, Life::kEnded);
-  fail(fmt::format("{} {}", who(peer), problem_of(peer)), /*lost_host=*/false);
+  if (lives_[static_cast<std::size_t>(peer)].load() != Life::kThere || failed()) return;
+  spread_life(peer, peer, Life::kEnded);  // who waits for it fails: a program may end a rank that nobody needs any more
 }
 
 void TcpHostWatch::judge(std::int64_t now_ns) {
@@ -570,10 +627,7 @@ void TcpHostWatch::judge(std::int64_t now_ns) {
 
 void TcpHostWatch::judge_line(int peer, Line& line, std::int64_t now_ns) {
   const std::int64_t silent_ns = line.silent_ns(now_ns);
-  if (lives_[static_cast<std::size_t>(peer)].load() != Life::kThere || silent_ns < 2 * kBeatNs) {
-    stopped_since_ns_.erase(peer);
-    return;
-  }
+  if (lives_[static_cast<std::size_t>(peer)].load() != Life::kThere || silent_ns < 2 * kBeatNs) return;
   if (on_my_host(peer)) {
     // One that a debugger looks at is not stopped.
     const ProcessId process{static_cast<pid_t>(card(peer).pid), card(peer).start_time};
@@ -649,8 +703,15 @@ void TcpHostWatch::end_process_if_due(std::int64_t now_ns) {
 }  // namespace
 
 std::shared_ptr<HostWatch> HostWatch::begin(Messenger& messenger) {
-  const double limit_s = limit_from_environment();
   Card mine{};
+  double limit_s = 0;
+  FileDescriptor listener;
+  try {
+    limit_s = limit_from_environment();
+    listener = listen_anywhere(mine.port);
+  } catch (const std::exception& error) {
+    std::snprintf(mine.problem, sizeof(mine.problem), "%s", error.what());
+  }
   const std::string machine = this_host();
   std::snprintf(mine.machine, sizeof(mine.machine), "%s", machine.c_str());
   std::snprintf(mine.identity, sizeof(mine.identity), "%s %d", mine.machine,
@@ -661,11 +722,13 @@ std::shared_ptr<HostWatch> HostWatch::begin(Messenger& messenger) {
   std::random_device random;
   for (std::uint8_t& byte : mine.token) byte = static_cast<std::uint8_t>(random());
   fill_addresses(mine);
-  FileDescriptor listener = listen_anywhere(mine.port);
   std::vector<Card> cards(static_cast<std::size_t>(messenger.size()));
   messenger.all_gather(&mine, sizeof(mine), cards.data());
   const bool one_host = std::all_of(cards.begin(), cards.end(),
                                     [&](const Card& card) { return std::strcmp(card.identity, mine.identity) == 0; });
+  for (std::size_t rank = 0; rank < cards.size(); ++rank) {
+    if (cards[rank].problem[0] != '\0') throw ConfigError(fmt::format("rank {}: {}", rank, cards[rank].problem));
+  }
   if (one_host || limit_s == 0) return nullptr;
   return std::make_shared<TcpHostWatch>(messenger.rank(), std::move(cards), std::move(listener), limit_s);
 }

@@ -7,8 +7,8 @@
 //   closed without a farewell             the process has ended (killed, crashed, _exit)
 //   no beat, and the kernel acknowledges  the process is stopped or frozen
 //   no beat, and nothing acknowledges     the host is cut off, or gone
-// A rank that is slow still sends beats, and is never found lost. A link that comes back within the limit changes
-// nothing.
+// A rank that is slow still sends beats: only one whose thread does not run for all that time is taken for lost. A link
+// that comes back within the limit changes nothing. That a process has ended fails the groups that wait for it.
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -29,8 +29,10 @@ class HostWatch {
 
   /// True once the job has failed. Local, thread-safe, cheap.
   bool failed() const { return failed_.load(std::memory_order_acquire); }
-  /// Why; valid once failed(). From now on the program knows, and ends by itself. Local, thread-safe.
+  /// Why; valid once failed(). Local, thread-safe.
   virtual std::string failure() = 0;
+  /// The program has been told that its group has failed, and ends by itself. Local, thread-safe.
+  virtual void told() = 0;
   /// True when ranks are lost that no message will ever reach, or come from. Local, thread-safe.
   virtual bool lost_a_host() const = 0;
   /// What the process of a rank of the job has done that will not come back, as the end of a sentence about it; empty:

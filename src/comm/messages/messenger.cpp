@@ -1,13 +1,26 @@
 #include "comm/messages/messenger.h"
 
+#include <fmt/format.h>
 #include <sched.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <string>
 #include <system_error>
+#include <thread>
+
+#include "base/clock.h"
+#include "zero/errors.h"
 
 namespace zero::comm {
+namespace {
+
+constexpr std::int64_t kShortNs = 5 * base::kNanosPerMilli;
+constexpr std::int64_t kMeetingNs = 300 * base::kNanosPerSecond;
+
+}  // namespace
 
 void Messenger::all_gather(const void* mine, std::size_t nbytes, void* all) {
   auto* const slices = static_cast<std::byte*>(all);
@@ -23,7 +36,20 @@ void Messenger::all_gather(const void* mine, std::size_t nbytes, void* all) {
   for (int peer = 0; peer < size_; ++peer) {
     if (peer != rank_) requests.send(*this, Channel::kData, peer, 0, mine, nbytes);
   }
-  while (!requests.test()) ::sched_yield();
+  const std::int64_t begin_ns = base::monotonic_ns();
+  while (!requests.test()) {
+    const std::int64_t waited_ns = base::monotonic_ns() - begin_ns;
+    if (waited_ns < kShortNs) {
+      ::sched_yield();
+      continue;
+    }
+    for (int peer = 0; peer < size_; ++peer) {
+      const std::string problem = peer == rank_ ? std::string() : problem_of(peer);
+      if (!problem.empty()) throw CommError(fmt::format("rank {} {} while the group was made", peer, problem));
+    }
+    if (waited_ns > kMeetingNs) throw CommError("the ranks did not all come while the group was made");
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
 }
 
 bool has_rdma() {

@@ -89,7 +89,7 @@ class Messenger {
 
   /// *Collective.* Gathers every rank's `nbytes` bytes at `mine`, concatenated, into `all`, before a backend uses the
   /// messenger.
-  void all_gather(const void* mine, std::size_t nbytes, void* all);
+  virtual void all_gather(const void* mine, std::size_t nbytes, void* all);
 
  private:
   const int rank_, size_, world_rank_, world_size_;
@@ -103,8 +103,8 @@ bool has_rdma();
 /// Messages that belong together.
 class MessageRequests {
  public:
-  /// *Local.* Any number of bytes: both sides cut them alike into pieces. A sender has kMostUnderWay of them under way:
-  /// of a peer that has not begun to receive them so much is kept there, not more. Those of one channel, peer and tag
+  /// *Local.* Any number of bytes: both sides cut them alike into pieces. A sender has kMostUnderWay of them under
+  /// way, and begins the next ones in test() and drop_completed(). Those of one channel, peer and tag
   /// arrive in the order of the calls if one object sends them.
   void send(Messenger& messenger, Channel channel, int peer, int tag, const void* data, std::size_t nbytes);
   void receive(Messenger& messenger, Channel channel, int peer, int tag, void* data, std::size_t nbytes);

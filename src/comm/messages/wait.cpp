@@ -190,6 +190,7 @@ void MessageBackend::throw_if_failed() const {
 }
 
 void MessageBackend::throw_failure() const {
+  if (messenger_->watch()) messenger_->watch()->told();
   throw CommError(fmt::format("{}\n  This is rank {} of {}. {}{}", failure_, rank(), size(), position_of(rank()),
                               last_transfers_text()));
 }

@@ -134,6 +134,11 @@ bool MpiMessenger::cancel(MessageHandle& handle) noexcept {
   return done != 0;
 }
 
+void MpiMessenger::all_gather(const void* mine, std::size_t nbytes, void* all) {
+  const int count = static_cast<int>(nbytes);
+  check_mpi(MPI_Allgather(mine, count, MPI_BYTE, all, count, MPI_BYTE, comm_of(Channel::kData)), "MPI_Allgather");
+}
+
 std::shared_ptr<Messenger> MpiMessenger::subgroup(std::span<const int> members) {
   MPI_Comm comm = MPI_COMM_NULL;
   check_mpi(MPI_Comm_split(comm_of(Channel::kData), members.empty() ? MPI_UNDEFINED : members[0], rank(), &comm),

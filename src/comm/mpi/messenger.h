@@ -30,6 +30,7 @@ class MpiMessenger final : public Messenger {
   bool test(MessageHandle& handle) override;
   bool test(MessageHandle& handle, Arrival& arrival) override;
   bool cancel(MessageHandle& handle) noexcept override;
+  void all_gather(const void* mine, std::size_t nbytes, void* all) override;
   std::shared_ptr<Messenger> subgroup(std::span<const int> members) override;
   void mark_failed(bool clean) noexcept override;
 
