@@ -69,8 +69,9 @@ constexpr Key kOwnKeys[] = {
     {.path = "zerotorch.overlap_all_gather",
      .kind = Kind::kChoice,
      .fallback = "\"auto\"",
-     .note = "updated parameters of stages 1 and 2 come from other ranks while the next forward begins; auto: between "
-             "hosts, with a progress thread",
+     .note =
+         "updated parameters that every rank or host holds whole come from other ranks while the next forward begins; "
+         "auto: between hosts, with a progress thread",
      .choices = "auto|always|never",
      .field = field<&Config::zerotorch, &Own::overlap_all_gather>},
     {.path = "zerotorch.cpu_products",

@@ -63,13 +63,4 @@ class Channel {
   bool gone_ = false;
 };
 
-/// A socket that listens on all addresses of this host, and its port. Throws IoError.
-std::pair<comm::FileDescriptor, int> listen_anywhere();
-
-/// The addresses of this host that others may reach it at, IPv4 first; loopback last.
-std::vector<std::string> own_addresses();
-
-/// Empty where nobody answers within `timeout_ms`.
-comm::FileDescriptor connect_to(const std::string& address, int port, int timeout_ms);
-
 }  // namespace zero::launcher

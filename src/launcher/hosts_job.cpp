@@ -160,7 +160,7 @@ void HostsJob::start_mpirun(const SignalReader& signals) {
     ::dup2(error.second.get(), STDERR_FILENO);
     ::setenv(kSecretOfAgents, agent_secret_.c_str(), 1);
     ::setenv(kSecretOfLauncher, launcher_secret_.c_str(), 1);
-    ::setenv(kMeeting, fmt::format("{} {}", listener_.second, fmt::join(own_addresses(), " ")).c_str(), 1);
+    ::setenv(kMeeting, fmt::format("{} {}", listener_.second, fmt::join(comm::own_addresses(), " ")).c_str(), 1);
     std::vector<char*> words;
     for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
     words.push_back(nullptr);

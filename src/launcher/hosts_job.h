@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/sockets.h"
 #include "launcher/channel.h"
 #include "launcher/event_log.h"
 #include "launcher/line_forwarder.h"
@@ -98,7 +99,7 @@ class HostsJob {
   const std::string job_id_ = new_job_id(), agent_secret_ = new_job_id(), launcher_secret_ = new_job_id();
   const std::int64_t start_ns_ = base::monotonic_ns();
   const std::int64_t host_limit_ns_;
-  std::pair<comm::FileDescriptor, int> listener_ = listen_anywhere();
+  std::pair<comm::FileDescriptor, int> listener_ = comm::listen_anywhere();
   std::vector<std::shared_ptr<Channel>> strangers_;
   std::vector<Rank> ranks_;
   rlimit files_before_{};

@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "comm/sockets.h"
 #include "launcher/agent_protocol.h"
 #include "launcher/channel.h"
 #include "launcher/processes.h"
@@ -112,7 +113,7 @@ void Agent::connect() {
   constexpr int kAttempts = 3, kTimeoutMs = 3'000;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     for (const std::string& address : addresses) {
-      FileDescriptor socket = connect_to(address, port, kTimeoutMs);
+      FileDescriptor socket = comm::connect_to(address, port, kTimeoutMs);
       if (!socket) continue;
       auto channel = std::make_unique<Channel>(std::move(socket));
       if (!greet(*channel)) continue;

@@ -130,7 +130,7 @@ class ParameterStore : public intercept::UseObserver {
 /// Node-shared: the parameters exist once per node, in a mapping that all its ranks read. A shard is the owner's
 /// writable slice; a gather is a pointer. Memory: the model once per node. With several nodes (model.hosts), updated
 /// shards are sent to every other node once per step; with `overlaps_publish` while the program goes on, over a backend
-/// whose windows take any memory (MPI). *Collective.*
+/// whose windows take any memory (MPI, UCX). *Collective.*
 std::unique_ptr<ParameterStore> make_node_shared_store(ShardedModel& model, storage::Ledger& ledger, Timeline& timeline,
                                                        bool overlaps_publish = false);
 

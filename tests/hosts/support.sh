@@ -12,11 +12,11 @@ over_hosts() { # number of hosts, arguments of the test
   done
   mpirun --version | grep -q "Open MPI" || skip "mpirun is not Open MPI's"
   ip netns list >/dev/null 2>&1 && unshare --net true 2>/dev/null || skip "this machine allows no network namespaces"
-  case $root/ in /tmp/*) skip "hosts have a /tmp of their own, and the sources are in it" ;; esac
+  cd "$root" || exit 1  # which hosts see, also where it is in /tmp, of which each has one of its own
   local hosts=$1; shift
   export work; work=$(mktemp -d /var/tmp/zero_hosts_test.XXXXXX)
   trap 'rm -rf "$work"' EXIT
-  timeout 110 "$root/scripts/hosts.sh" "$hosts" - "exec bash '$(realpath "$0")' --inside $*"
+  timeout 220 "$root/scripts/hosts.sh" "$hosts" - "exec bash '$(realpath "$0")' --inside $*"
 }
 
 failures=0

@@ -2,8 +2,6 @@
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -35,6 +33,7 @@
 #include "comm/memory.h"
 #include "comm/messages/messenger.h"
 #include "comm/process.h"
+#include "comm/sockets.h"
 #include "comm/wait_policy.h"
 #include "zero/errors.h"
 
@@ -96,70 +95,11 @@ double limit_from_environment() {
 }
 
 void fill_addresses(Card& card) {
-  ifaddrs* all = nullptr;
-  if (::getifaddrs(&all) != 0) return;
   int found = 0;
-  for (const ifaddrs* one = all; one && found < kAddresses; one = one->ifa_next) {
-    if (!one->ifa_addr || !(one->ifa_flags & IFF_UP) || (one->ifa_flags & IFF_LOOPBACK)) continue;
-    const int family = one->ifa_addr->sa_family;
-    const auto* const v6 = reinterpret_cast<const sockaddr_in6*>(one->ifa_addr);
-    if (family == AF_INET) {
-      const auto* const v4 = reinterpret_cast<const sockaddr_in*>(one->ifa_addr);
-      ::inet_ntop(AF_INET, &v4->sin_addr, card.addresses[found++], INET6_ADDRSTRLEN);
-    } else if (family == AF_INET6 && !IN6_IS_ADDR_LINKLOCAL(&v6->sin6_addr)) {
-      ::inet_ntop(AF_INET6, &v6->sin6_addr, card.addresses[found++], INET6_ADDRSTRLEN);
-    }
+  for (const std::string& address : own_addresses()) {
+    if (found == kAddresses || address == "127.0.0.1") continue;
+    std::snprintf(card.addresses[found++], INET6_ADDRSTRLEN, "%s", address.c_str());
   }
-  ::freeifaddrs(all);
-}
-
-/// On all addresses of this host; IPv4 alone where the kernel has no IPv6.
-FileDescriptor listen_anywhere(std::uint16_t& port) {
-  for (const int family : {AF_INET6, AF_INET}) {
-    FileDescriptor socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (!socket) continue;
-    sockaddr_in6 v6{};
-    sockaddr_in v4{};
-    v6.sin6_family = AF_INET6;
-    v4.sin_family = AF_INET;
-    const int off = 0;
-    if (family == AF_INET6) ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-    auto* const address = family == AF_INET6 ? reinterpret_cast<sockaddr*>(&v6) : reinterpret_cast<sockaddr*>(&v4);
-    socklen_t length = family == AF_INET6 ? sizeof(v6) : sizeof(v4);
-    if (::bind(socket.get(), address, length) != 0 || ::listen(socket.get(), SOMAXCONN) != 0 ||
-        ::getsockname(socket.get(), address, &length) != 0)
-      continue;
-    port = ntohs(family == AF_INET6 ? v6.sin6_port : v4.sin_port);
-    return socket;
-  }
-  throw CommError(fmt::format("no socket for heartbeats between hosts: {}", std::strerror(errno)));
-}
-
-/// Empty: not in time.
-FileDescriptor connect_to(const char* host, std::uint16_t port, std::int64_t limit_ns) {
-  sockaddr_in v4{};
-  sockaddr_in6 v6{};
-  v4.sin_family = AF_INET;
-  v6.sin6_family = AF_INET6;
-  v4.sin_port = v6.sin6_port = htons(port);
-  const bool is_v4 = ::inet_pton(AF_INET, host, &v4.sin_addr) == 1;
-  if (!is_v4 && ::inet_pton(AF_INET6, host, &v6.sin6_addr) != 1) return {};
-  FileDescriptor socket(::socket(is_v4 ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket) return {};
-  const auto* const address = is_v4 ? reinterpret_cast<sockaddr*>(&v4) : reinterpret_cast<sockaddr*>(&v6);
-  if (::connect(socket.get(), address, is_v4 ? sizeof(v4) : sizeof(v6)) != 0) {
-    pollfd waiting{socket.get(), POLLOUT, 0};
-    if (errno != EINPROGRESS) return {};
-    int ready = 0;
-    do {
-      ready = ::poll(&waiting, 1, static_cast<int>(limit_ns / base::kNanosPerMilli));
-    } while (ready < 0 && errno == EINTR);
-    if (ready != 1) return {};
-    int error = 0;
-    socklen_t length = sizeof(error);
-    if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0 || error != 0) return {};
-  }
-  return socket;
 }
 
 /// A connection to the process of another rank.
@@ -418,7 +358,7 @@ bool TcpHostWatch::connect_to_parent() {
 /// False if it is not there: hosts may have the same address, as of a bridge of containers, that leads to themselves.
 bool TcpHostWatch::greet_parent(const char* address) {
   const Card& to = card(parent_);
-  FileDescriptor socket = connect_to(address, to.port, kConnectNs);
+  FileDescriptor socket = connect_to(address, to.port, static_cast<int>(kConnectNs / base::kNanosPerMilli));
   if (!socket) return false;
   parent_line_ = Line(std::move(socket));
   const std::string token(to.token.begin(), to.token.end());
@@ -708,7 +648,9 @@ std::shared_ptr<HostWatch> HostWatch::begin(Messenger& messenger) {
   FileDescriptor listener;
   try {
     limit_s = limit_from_environment();
-    listener = listen_anywhere(mine.port);
+    auto [socket, port] = listen_anywhere();
+    listener = std::move(socket);
+    mine.port = static_cast<std::uint16_t>(port);
   } catch (const std::exception& error) {
     std::snprintf(mine.problem, sizeof(mine.problem), "%s", error.what());
   }
