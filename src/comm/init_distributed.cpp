@@ -55,8 +55,14 @@ std::shared_ptr<comm::Backend> make_backend(const comm::Discovery& discovery, co
   };
   // UCX is loaded only where it may be used.
   const bool may_be_ucx = discovery.spread != comm::Spread::kOneHost && !discovery.master_address.empty();
-  const comm::BackendKind kind = comm::choose_backend(
-      discovery, options.backend, {comm::build_has_mpi(), may_be_ucx ? comm::ucx_problem() : std::string()});
+  const std::string ucx_problem = may_be_ucx ? comm::ucx_problem() : std::string();
+  if (discovery.spread == comm::Spread::kUnknown && !ucx_problem.empty()) {
+    base::log_warning(
+        "RANK and WORLD_SIZE do not say whether all ranks are on this host, and without UCX they have to be: {}. For "
+        "several hosts install UCX, or start the ranks with mpirun.",
+        ucx_problem);
+  }
+  const comm::BackendKind kind = comm::choose_backend(discovery, options.backend, {comm::build_has_mpi(), ucx_problem});
   if (kind == comm::BackendKind::kMpi) check_mpi_can_start(discovery, environment);
   switch (kind) {
     case comm::BackendKind::kSelf:

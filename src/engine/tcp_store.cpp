@@ -2,11 +2,14 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <algorithm>
+#include <chrono>
 #include <exception>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/log.h"
 #include "comm/meeting_store.h"
 #include "zero/errors.h"
 
@@ -15,8 +18,8 @@ namespace {
 
 class TcpStore final : public MeetingStore {
  public:
-  TcpStore(c10::intrusive_ptr<c10d::Store> store, std::string where)
-      : store_(std::move(store)), where_(std::move(where)) {}
+  TcpStore(c10::intrusive_ptr<c10d::Store> store, std::string where, std::chrono::milliseconds timeout)
+      : store_(std::move(store)), where_(std::move(where)), timeout_(timeout) {}
 
   void set(const std::string& key, const std::string& value) override {
     guarded([&] { store_->set(key, std::vector<std::uint8_t>(value.begin(), value.end())); });
@@ -24,6 +27,8 @@ class TcpStore final : public MeetingStore {
 
   std::string get(const std::string& key) override {
     std::string value;
+    for (std::chrono::seconds waited{0}; waited < timeout_ && !has_come(key); waited += kNotice)
+      base::log_warning("has waited {} s at {} for {}: is that rank started?", (waited + kNotice).count(), where_, key);
     guarded([&] {
       const std::vector<std::uint8_t> bytes = store_->get(key);
       value.assign(bytes.begin(), bytes.end());
@@ -32,6 +37,18 @@ class TcpStore final : public MeetingStore {
   }
 
  private:
+  static constexpr std::chrono::seconds kNotice{10};
+
+  /// Within kNotice; also true where the store fails otherwise, as get() will.
+  bool has_come(const std::string& key) const {
+    const auto begin = std::chrono::steady_clock::now();
+    try {
+      store_->wait({key}, std::min<std::chrono::milliseconds>(kNotice, timeout_));
+      return true;
+    } catch (const std::exception&) {
+      return std::chrono::steady_clock::now() - begin < kNotice / 2;
+    }
+  }
   template <class Call>
   void guarded(const Call& call) const {
     try {
@@ -45,6 +62,7 @@ class TcpStore final : public MeetingStore {
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::string where_;
+  const std::chrono::milliseconds timeout_;
 };
 
 /// Shares the server of a torch.distributed of the same process.
@@ -61,7 +79,8 @@ std::unique_ptr<MeetingStore> make_tcp_store(const MeetingPlace& place) {
     // Others may read what it serves, and meet there again, as long as this process lives.
     static std::vector<c10::intrusive_ptr<c10d::TCPStore>> served;
     if (place.serves) served.push_back(store);
-    return std::make_unique<TcpStore>(c10::make_intrusive<c10d::PrefixStore>(place.prefix, store), where);
+    return std::make_unique<TcpStore>(c10::make_intrusive<c10d::PrefixStore>(place.prefix, store), where,
+                                      place.timeout);
   } catch (const std::exception& error) {
     const std::string text = error.what();
     throw CommError("no store for the ranks to meet at " + where + (place.serves ? " can be served: " : " is found: ") +

@@ -149,9 +149,12 @@ def _show_one_traceback(rank: int) -> None:
     earlier = sys.excepthook
     if getattr(earlier, "_of_zerotorch", False):
         return
+    process = os.getpid()
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, CommError):
+        if os.getpid() != process:  # a forked child has no part in the group
+            earlier(kind, error, trace)
+        elif isinstance(error, CommError):
             print(f"zerotorch: rank {rank} ends: CommError: {error}", file=sys.stderr, flush=True)
             time.sleep(1)  # a rank that has failed itself ends before, and launchers name it
         else:
@@ -222,7 +225,14 @@ def _init_torch(
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, **extra)
         return
     os.environ.setdefault("MASTER_PORT", str(port))
+    if size > 1:
+        _check_port(os.environ["MASTER_PORT"])
     dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=size, **extra)
+
+
+def _check_port(port: str) -> None:
+    if not port.isdigit() or not 0 < int(port) < 65536:  # torch.distributed waits for ever at others
+        raise ConfigError(f"environment variable MASTER_PORT: got '{port}', wanted a port, 1 to 65535")
 
 
 def _workers() -> list[list[str]]:

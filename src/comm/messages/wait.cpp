@@ -1,6 +1,7 @@
 // Waiting and failing over messages.
 #include <fmt/format.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -174,7 +175,7 @@ void MessageBackend::tell_failure() noexcept {
 }
 
 void MessageBackend::abort(std::string_view reason) noexcept {
-  if (!failure_.empty()) return;
+  if (!failure_.empty() || ::getpid() != pid_) return;  // a forked child has no part in the group
   try {
     failure_ = fmt::format("rank {} (pid {}) aborted the group: {}. {}{}", rank(), pid_, reason, position_of(rank()),
                            last_transfers_text());

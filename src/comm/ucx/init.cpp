@@ -42,12 +42,13 @@ MeetingPlace meeting_place(const Discovery& discovery, const Environment& enviro
 /// Says which host this rank is on, and rank 0 an id of the job.
 void say_host(MeetingStore& store, int rank) {
   if (rank == 0) store.set("job", fmt::format("{}-{}", ::getpid(), start_time_of(::getpid())));
-  store.set(fmt::format("host/{}", rank), this_host());
+  store.set(fmt::format("the host of rank {}", rank), this_host());
 }
 
 bool are_on_one_host(MeetingStore& store, int size) {
   bool same = true;
-  for (int peer = 0; peer < size; ++peer) same = store.get(fmt::format("host/{}", peer)) == this_host() && same;
+  for (int peer = 0; peer < size; ++peer)
+    same = store.get(fmt::format("the host of rank {}", peer)) == this_host() && same;
   return same;
 }
 

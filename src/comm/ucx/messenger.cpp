@@ -108,7 +108,7 @@ UcxWorker::UcxWorker(int rank, int size, std::unique_ptr<MeetingStore> store)
 }
 
 void UcxWorker::connect(MeetingStore& store) {
-  const auto key = [](int rank) { return fmt::format("address/{}", rank); };
+  const auto key = [](int rank) { return fmt::format("the address of rank {}", rank); };
   ucp_address_t* mine = nullptr;
   std::size_t nbytes = 0;
   check_ucx(ucx_.worker_get_address(worker_, &mine, &nbytes), "ucp_worker_get_address");
