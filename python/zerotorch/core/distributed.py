@@ -101,7 +101,7 @@ def _find_ucx() -> None:
     if "MASTER_ADDR" not in os.environ or os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE"):
         return
     with contextlib.suppress(ImportError, OSError):
-        import libucx
+        import libucx  # type: ignore[import-not-found]
 
         libucx.load_library()
 

@@ -202,7 +202,8 @@ def attach(
         if stage == 0 or ranks == 1:
             return []
         # What torch.save() then reads without an operator has come from the other ranks.
-        return [child.register_state_dict_pre_hook(_Arrived(reference)) for child in module.modules()]
+        register_before: Any = torch.nn.Module.register_state_dict_pre_hook
+        return [register_before(child, _Arrived(reference)) for child in module.modules()]
     register: Any = torch.nn.Module.register_state_dict_post_hook
     return [register(child, _own_memory) for child in module.modules()]
 
