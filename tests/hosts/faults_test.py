@@ -58,7 +58,7 @@ def run(launcher: str, fault: str, program: str, seconds: float) -> tuple[float,
         out.touch()
         environment = {**os.environ, "OUT": str(out), "PROGRAM": f"{program} {seconds} 20", "OMP_NUM_THREADS": "1"}
         command = [str(ROOT / "scripts/hosts.sh"), "2", "-", script]
-        job = subprocess.Popen(command, env=environment, start_new_session=True)
+        job = subprocess.Popen(command, env=environment, start_new_session=True, cwd=ROOT)
         try:
             job.wait(35)
             hung = False
