@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "base/environment.h"
 #include "comm/reduce_kernels.h"
 
 namespace zero::comm {
@@ -14,16 +15,9 @@ namespace {
 constexpr std::chrono::minutes kDefaultTimeout{30};
 
 std::chrono::milliseconds timeout_from_environment() {
-  const char* text = std::getenv("ZERO_TIMEOUT_S");
-  if (!text || *text == '\0') return kDefaultTimeout;
-  char* end = nullptr;
-  const double seconds = std::strtod(text, &end);
-  if (*end != '\0' || !(seconds >= 1e-3) || seconds > 1e9) {
-    throw ConfigError(
-        fmt::format("environment variable ZERO_TIMEOUT_S: got \"{}\", wanted a number of seconds, at least 0.001 "
-                    "(timeout of collectives).",
-                    text));
-  }
+  const double fallback = std::chrono::duration<double>(kDefaultTimeout).count();
+  const double seconds = base::seconds_from("ZERO_TIMEOUT_S", fallback, 1e-3, 1e9,
+                                            "a number of seconds, at least 0.001 (timeout of collectives).");
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
 

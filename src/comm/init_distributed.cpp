@@ -48,8 +48,8 @@ void check_mpi_can_start(const comm::Discovery& discovery, const comm::Environme
       "--with-pmi.");
 }
 
-std::shared_ptr<comm::Backend> make_backend(const comm::Discovery& discovery, const DistributedOptions& options) {
-  const comm::Environment environment = comm::current_environment();
+std::shared_ptr<comm::Backend> make_backend(const comm::Discovery& discovery, const comm::Environment& environment,
+                                            const DistributedOptions& options) {
   const auto over_ucx = [&](bool or_shm) {
     return comm::make_ucx_backend(discovery, environment, options.rendezvous_timeout, or_shm);
   };
@@ -92,11 +92,12 @@ Group init_distributed(const DistributedOptions& options) {
                     options.timeout.count(), options.rendezvous_timeout.count()));
   }
   comm::best_isa();  // complains of ZERO_ISA
-  comm::Discovery discovery = comm::discover(comm::current_environment(), comm::parent_tag());
-  // The first rank's host cannot know it of the others. They do, and end before they wait in vain.
+  const comm::Environment environment = comm::current_environment();
+  comm::Discovery discovery = comm::discover(environment, comm::parent_tag());
+  // Only ranks on other hosts know it: without UCX they end here, not after a time-out.
   if (discovery.spread == comm::Spread::kUnknown && !comm::is_of_this_host(discovery.master_address).value_or(true))
     discovery.spread = comm::Spread::kSeveralHosts;
-  Group group(make_backend(discovery, options));
+  Group group(make_backend(discovery, environment, options));
   if (group.size() > 1) base::set_log_rank(group.rank());
   if (options.timeout.count() > 0) group.set_timeout(options.timeout);
   base::log_debug("group of {} ranks, backend {}, started by {}", group.size(), group.backend(),

@@ -4,9 +4,10 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <cstdlib>
+#include <limits>
 
 #include "base/clock.h"
+#include "base/environment.h"
 #include "base/log.h"
 #include "comm/wait_policy.h"
 #include "zero/errors.h"
@@ -25,17 +26,10 @@ std::string lines_of(const Blocker& blocker, std::span<const LongWait::Missing> 
 }  // namespace
 
 LongWait LongWait::from_environment() {
-  double seconds = 30;
-  if (const char* text = std::getenv("ZERO_WAIT_NOTICE_S"); text && *text != '\0') {
-    char* end = nullptr;
-    seconds = std::strtod(text, &end);
-    if (*end != '\0' || !(seconds > 0) || seconds > 1e9) {
-      throw ConfigError(
-          fmt::format("environment variable ZERO_WAIT_NOTICE_S: got \"{}\", wanted a number of seconds above 0 (after "
-                      "which a rank says whom it waits for).",
-                      text));
-    }
-  }
+  constexpr double kDefault = 30;
+  const double seconds =
+      base::seconds_from("ZERO_WAIT_NOTICE_S", kDefault, std::numeric_limits<double>::denorm_min(), 1e9,
+                         "a number of seconds above 0 (after which a rank says whom it waits for).");
   LongWait wait;
   wait.notice_ns_ = static_cast<std::int64_t>(seconds * static_cast<double>(base::kNanosPerSecond));
   return wait;

@@ -52,12 +52,16 @@ std::uint64_t start_time_of(pid_t pid) {
   return read_stat(pid, stat) ? stat.start_time : 0;
 }
 
-std::string this_host() {
-  char name[65] = {};
+std::string host_name() {
+  char name[256] = {};
   ::gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+std::string this_host() {
   std::string boot_id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
-  return std::string(name) + " " + boot_id;
+  return host_name() + " " + boot_id;
 }
 
 ProcessId this_process() { return {::getpid(), start_time_of(::getpid())}; }

@@ -20,6 +20,8 @@ enum class ProcessState : std::uint8_t {
   kGone,     ///< exited, killed, a zombie, or the pid belongs to another process by now
 };
 
+/// Local.
+std::string host_name();
 /// Name and boot id of this host, which differ between hosts, and between two containers of one. Local.
 std::string this_host();
 

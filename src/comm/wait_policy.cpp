@@ -1,10 +1,8 @@
 #include "comm/wait_policy.h"
 
-#include <fmt/format.h>
+#include <limits>
 
-#include <cstdlib>
-
-#include "zero/errors.h"
+#include "base/environment.h"
 
 namespace zero::comm {
 namespace {
@@ -20,17 +18,11 @@ WaitPolicy WaitPolicy::for_local_ranks(std::span<const pid_t> ranks) {
   const bool own_cpu = static_cast<int>(ranks.size()) <= available_cpus(ranks);
   policy.spin_ns = own_cpu ? kSpinNs : kSharedSpinNs;
   policy.yields = own_cpu ? 0 : kSharedYields;
-  if (const char* text = std::getenv("ZERO_STOPPED_LIMIT_S"); text && *text != '\0') {
-    char* end = nullptr;
-    const double seconds = std::strtod(text, &end);
-    if (*end != '\0' || !(seconds > 0) || seconds > 1e9) {
-      throw ConfigError(
-          fmt::format("environment variable ZERO_STOPPED_LIMIT_S: got \"{}\", wanted a number of seconds "
-                      "above 0 (how long a rank may be stopped before the group fails).",
-                      text));
-    }
-    policy.stopped_limit_ns = static_cast<std::int64_t>(seconds * static_cast<double>(base::kNanosPerSecond));
-  }
+  policy.stopped_limit_ns = static_cast<std::int64_t>(
+      base::seconds_from("ZERO_STOPPED_LIMIT_S", to_seconds(policy.stopped_limit_ns),
+                         std::numeric_limits<double>::denorm_min(), 1e9,
+                         "a number of seconds above 0 (how long a rank may be stopped before the group fails).") *
+      static_cast<double>(base::kNanosPerSecond));
   return policy;
 }
 

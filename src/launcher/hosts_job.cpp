@@ -19,6 +19,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/environment.h"
 #include "launcher/agent_protocol.h"
 #include "zero/errors.h"
 #include "zero/launch.h"
@@ -48,13 +49,7 @@ bool is_passed_on(std::string_view name) {
 int host_timeout_ms(const HostsOptions& options) {
   constexpr int kDefaultS = 6;
   if (options.host_timeout_ms > 0) return options.host_timeout_ms;
-  const char* const text = std::getenv("ZERO_HOST_TIMEOUT_S");
-  if (!text || !*text) return kDefaultS * 1000;
-  char* end = nullptr;
-  const double seconds = std::strtod(text, &end);
-  if (*end != '\0' || !(seconds >= 1 && seconds <= 3600))
-    throw ConfigError(fmt::format("environment variable ZERO_HOST_TIMEOUT_S: got \"{}\", wanted 1 to 3600", text));
-  return static_cast<int>(seconds * 1000);
+  return static_cast<int>(base::seconds_from("ZERO_HOST_TIMEOUT_S", kDefaultS, 1, 3600, "1 to 3600") * 1000);
 }
 
 std::string text_of_numbers(const std::vector<int>& numbers) {

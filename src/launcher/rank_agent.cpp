@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "comm/process.h"
 #include "comm/sockets.h"
 #include "launcher/agent_protocol.h"
 #include "launcher/channel.h"
@@ -42,12 +43,6 @@ void note_end(int) { g_ended_by_mpirun = 1; }
 int number_of(const char* name, int otherwise) {
   const char* const text = std::getenv(name);
   return text ? std::atoi(text) : otherwise;
-}
-
-std::string host_name() {
-  char name[256] = {};
-  ::gethostname(name, sizeof(name) - 1);
-  return name;
 }
 
 class Agent {
@@ -89,7 +84,7 @@ bool Agent::greet(Channel& channel) const {
                       {"rank", rank_},
                       {"size", size_},
                       {"local_size", local_size_},
-                      {"host", host_name()},
+                      {"host", comm::host_name()},
                       {"port", free_port()}};
   channel.queue(MessageKind::kHello, hello.dump());
   const std::int64_t deadline_ns = base::monotonic_ns() + 5 * base::kNanosPerSecond;
@@ -124,7 +119,7 @@ void Agent::connect() {
   throw CommError(fmt::format(
       "rank {} on {} cannot reach the launcher at TCP port {} of {}. Allow connections between the hosts, in "
       "particular to the one that the job is started on.",
-      rank_, host_name(), port, fmt::join(addresses, ", ")));
+      rank_, comm::host_name(), port, fmt::join(addresses, ", ")));
 }
 
 void Agent::wait_for_start() {

@@ -16,6 +16,7 @@
 
 #include "base/clock.h"
 #include "comm/memory.h"
+#include "comm/process.h"
 #include "comm/rendezvous.h"
 #include "launcher/processes.h"
 #include "zero/errors.h"
@@ -23,16 +24,6 @@
 
 namespace zero {
 namespace launcher {
-namespace {
-
-std::string own_name() {
-  char name[256] = {};
-  ::gethostname(name, sizeof(name) - 1);
-  return name;
-}
-
-}  // namespace
-
 bool is_in_path(const std::string& program) {
   if (program.find('/') != std::string::npos) return ::access(program.c_str(), X_OK) == 0;
   const char* const path = std::getenv("PATH");
@@ -65,7 +56,7 @@ std::vector<std::string> remote_shell() {
 }
 
 bool is_this_host(const std::string& host) {
-  const std::string own = own_name();
+  const std::string own = comm::host_name();
   const auto shortened = [](const std::string& name) { return name.substr(0, name.find('.')); };
   if (host == own || host == "localhost") return true;
   const bool is_number = host.find_first_not_of("0123456789.:") == std::string::npos;

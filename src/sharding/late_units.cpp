@@ -17,13 +17,12 @@ constexpr std::size_t kLeastUnits = 2;
 
 }  // namespace
 
-LateUnits::LateUnits(const ShardedModel& model, Timeline& timeline, Source& source, std::vector<int> units)
+LateUnits::LateUnits(const ShardedModel& model, Timeline& timeline, Source& source)
     : model_(model),
       timeline_(timeline),
       source_(source),
       process_(::getpid()),
-      states_(model.units.size(), State::kThere),
-      order_(std::move(units)) {}
+      states_(model.units.size(), State::kThere) {}
 
 std::string LateUnits::why_released(const std::string& name) {
   return fmt::format(

@@ -15,6 +15,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sharding/sharded_model.h"
@@ -39,9 +40,10 @@ class LateUnits {
     virtual void attach(int unit) = 0;
   };
 
-  /// `units`: those that may be late.
-  LateUnits(const ShardedModel& model, Timeline& timeline, Source& source, std::vector<int> units);
+  LateUnits(const ShardedModel& model, Timeline& timeline, Source& source);
 
+  /// Which may be late, in the order in which they are fetched first. Before anything else.
+  void set_units(std::vector<int> units) { order_ = std::move(units); }
   /// These units, whose parameters the caller has released, have new values elsewhere. After complete_all().
   void begin(std::span<const int> units);
   /// Before an operator uses a unit. Costs next to nothing while nothing is late.

@@ -1,16 +1,15 @@
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <exception>
+#include <numeric>
 #include <optional>
 #include <thread>
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "sharding/late_units.h"
+#include "sharding/late_store.h"
 #include "sharding/parameter_store.h"
 #include "sharding/scope_ends.h"
 #include "storage/flat_buffer.h"
@@ -158,14 +157,14 @@ class NodeSharedStore : public ParameterStore {
 /// Over several hosts: what comes from the others comes while the program goes on (late_units.h). Each rank fetches for
 /// all of its host, as copy_between_hosts() does, and notes in the memory of the host what has come. Where another rank
 /// does not note it, because its program does something else, a rank fetches that part as well.
-class OverlappedNodeSharedStore final : public NodeSharedStore, private LateUnits::Source {
+class OverlappedNodeSharedStore final : public LateStore<NodeSharedStore> {
  public:
   OverlappedNodeSharedStore(ShardedModel& model, storage::Ledger& ledger, Timeline& timeline)
-      : NodeSharedStore(model, ledger, timeline),
+      : LateStore(model, ledger, timeline),
         places_(model.hosts->node.size()),
         works_(model.units.size()),
-        is_behind_(static_cast<std::size_t>(places_), 0),
-        late_(model, timeline, *this, all_units()) {
+        is_behind_(static_cast<std::size_t>(places_), 0) {
+    late_.set_units(all_units());
     find_owners();
     came_ = model.hosts->node.allocate_node_shared(
         model.units.size() * static_cast<std::size_t>(places_) * sizeof(Came), "updated parameters that have come");
@@ -191,8 +190,6 @@ class OverlappedNodeSharedStore final : public NodeSharedStore, private LateUnit
     }
   }
 
-  void quiesce() override { late_.complete_all(); }
-  void finish_publication() override { late_.complete_all(); }
   void publish(bool frozen_too) override {
     Stopwatch watch(timeline_, &StepBreakdown::publish);
     late_.complete_all();
@@ -215,25 +212,6 @@ class OverlappedNodeSharedStore final : public NodeSharedStore, private LateUnit
     late_.complete_all();
     model_.data_ranks.barrier({.label = "publish all parameters"}).wait();
   }
-  void pin(std::span<const int> units) override {
-    for (const int index : units) late_.complete(index);
-    NodeSharedStore::pin(units);
-  }
-  void reattach(int p) override {
-    if (!late_.is_late(model_.parameters[static_cast<std::size_t>(p)].unit)) NodeSharedStore::reattach(p);
-  }
-  std::shared_ptr<void> keep_alive(int index) override {
-    try {
-      // Before the memory is not shared any more: other ranks of the host need what this one has to fetch.
-      if (::getpid() == process_) late_.complete_all();
-    } catch (const std::exception&) {  // of a group that has failed: the parameter throws on access
-    }
-    return NodeSharedStore::keep_alive(index);
-  }
-  void before_use(intercept::ParameterHandle& handle) override {
-    late_.before_use(handle.unit());
-    NodeSharedStore::before_use(handle);
-  }
 
  private:
   using Came = std::atomic<std::uint64_t>;  ///< the last publication whose values have come
@@ -241,7 +219,7 @@ class OverlappedNodeSharedStore final : public NodeSharedStore, private LateUnit
 
   std::vector<int> all_units() const {
     std::vector<int> units(model_.units.size());
-    for (std::size_t u = 0; u < units.size(); ++u) units[u] = static_cast<int>(u);
+    std::iota(units.begin(), units.end(), 0);
     return units;
   }
   int my_place() const { return model_.hosts->node.rank(); }
@@ -334,7 +312,6 @@ class OverlappedNodeSharedStore final : public NodeSharedStore, private LateUnit
   std::shared_ptr<comm::ShardWindow> window_;
   std::vector<std::vector<Work>> works_;  ///< by unit, while it is coming
   std::vector<std::uint8_t> is_behind_;   ///< by place: in this publication
-  LateUnits late_;
 };
 
 }  // namespace

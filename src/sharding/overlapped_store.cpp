@@ -1,50 +1,22 @@
 // The host store whose resident units get their updated values while the program goes on (late_units.h).
-#include <unistd.h>
-
-#include <exception>
 #include <utility>
 
 #include "sharding/copying_store.h"
-#include "sharding/late_units.h"
+#include "sharding/late_store.h"
 #include "sharding/unit_window.h"
 
 namespace zero::sharding {
 namespace {
 
-class OverlappedStore final : public CopyingStore, private LateUnits::Source {
+class OverlappedStore final : public LateStore<CopyingStore> {
  public:
   OverlappedStore(ShardedModel& model, storage::Ledger& ledger, Timeline& timeline, CopyingStoreOptions options)
-      : CopyingStore(model, ledger, timeline, std::move(options), /*has_residents=*/true),
-        works_(model.units.size()),
-        late_(model, timeline, *this, shared_residents()) {
+      : LateStore(model, ledger, timeline, std::move(options), /*has_residents=*/true), works_(model.units.size()) {
+    late_.set_units(shared_residents());
     open_window();
   }
   ~OverlappedStore() override {
     for (std::size_t u = 0; u < works_.size(); ++u) wait_or_fail(works_[u], residents_[u], process_);
-  }
-
-  void quiesce() override {
-    CopyingStore::quiesce();
-    late_.complete_all();
-  }
-  void finish_publication() override { late_.complete_all(); }
-  void pin(std::span<const int> units) override {
-    for (const int index : units) late_.complete(index);
-    CopyingStore::pin(units);
-  }
-  void reattach(int p) override {
-    if (!late_.is_late(model_.parameters[static_cast<std::size_t>(p)].unit)) CopyingStore::reattach(p);
-  }
-  std::shared_ptr<void> keep_alive(int index) override {
-    try {
-      if (::getpid() == process_) late_.complete(index);
-    } catch (const std::exception&) {  // of a group that has failed: the parameter throws on access
-    }
-    return CopyingStore::keep_alive(index);
-  }
-  void before_use(intercept::ParameterHandle& handle) override {
-    late_.before_use(handle.unit());
-    CopyingStore::before_use(handle);
   }
 
  protected:
@@ -100,7 +72,6 @@ class OverlappedStore final : public CopyingStore, private LateUnits::Source {
 
   std::shared_ptr<comm::ShardWindow> window_;
   std::vector<Work> works_;  ///< by unit, while it is coming
-  LateUnits late_;
 };
 
 }  // namespace

@@ -23,10 +23,9 @@ struct Introduction {
   std::uint64_t start_time;
   std::int64_t world_rank;
   std::uint64_t piece;
-  char host[144];
+  char host[340];  ///< this_host(), and which part of it
 };
 
-/// Also which part of its host this rank counts as.
 Introduction introduce_myself(int world_rank, int world_size) {
   Introduction mine{};
   const ProcessId self = this_process();
@@ -56,7 +55,6 @@ MessageBackend::MessageBackend(std::shared_ptr<Messenger> messenger)
       exceptions_at_start_(std::uncaught_exceptions()) {
   const BackendGuard guard(*lock());
   introduce();
-  if (size() == messenger_->world_size() && !messenger_->watch()) messenger_->set_watch(HostWatch::begin(*messenger_));
   notice_receive_ = messenger_->receive_any(Channel::kNotices, notice_.data(), kNoticeBytes);
 }
 
@@ -78,6 +76,15 @@ void MessageBackend::introduce() {
     local_processes.push_back(peers_[r].process.pid);
   }
   set_host_ranks(std::move(host_ranks));
+  if (size() == messenger_->world_size() && local_size() < size() && !messenger_->watch()) {
+    std::vector<WatchedRank> ranks;
+    for (const Introduction& one : all) {
+      const auto is_beside = [&](const Introduction& other) { return std::strcmp(other.host, one.host) == 0; };
+      const auto first = std::find_if(all.begin(), all.end(), is_beside) - all.begin();
+      ranks.push_back({peers_[ranks.size()].process, static_cast<int>(first)});
+    }
+    messenger_->set_watch(HostWatch::begin(*messenger_, std::move(ranks)));
+  }
   policy_ = WaitPolicy::for_local_ranks(local_processes);
 }
 

@@ -1,9 +1,7 @@
 #include "comm/messages/host_watch.h"
 
-#include <arpa/inet.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -20,18 +18,19 @@
 #include <fstream>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <random>
+#include <string_view>
 #include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/environment.h"
 #include "base/log.h"
-#include "comm/backend.h"
 #include "comm/memory.h"
 #include "comm/messages/messenger.h"
+#include "comm/messages/watch_line.h"
 #include "comm/process.h"
 #include "comm/sockets.h"
 #include "comm/wait_policy.h"
@@ -47,52 +46,16 @@ constexpr double kLostHostS = 7;
 constexpr std::int64_t kGraceNs = base::kNanosPerSecond;
 constexpr std::int64_t kConnectNs = 5 * base::kNanosPerSecond;
 constexpr std::int64_t kLingerNs = base::kNanosPerSecond / 2;
-constexpr std::size_t kLongestText = 4000;
 constexpr int kAddresses = 8;
 
 /// What a rank says of itself before anything else.
 struct Card {
-  char host[64];       ///< name
-  char machine[128];   ///< identity of the host
-  char identity[144];  ///< and, where a machine counts as several hosts, of which
-  std::int64_t pid;
-  std::uint64_t start_time;
+  char machine[320];   ///< this_host(): a machine may count as several hosts
   std::uint16_t port;  ///< where it listens
   std::array<std::uint8_t, 16> token;
   char addresses[kAddresses][INET6_ADDRSTRLEN];  ///< that other hosts may reach it at
   char problem[160];                             ///< empty: none
 };
-
-enum class Type : std::uint8_t {
-  kHello,     ///< `rank`; the text is the token
-  kBeat,      ///< nothing
-  kFarewell,  ///< of `rank`
-  kEnded,     ///< `rank`'s process, without one
-  kReport,    ///< to rank 0: the job has failed, with this text
-  kFailure,   ///< from rank 0
-};
-
-struct Frame {
-  Type type = Type::kBeat;
-  std::uint8_t lost_host = 0;  ///< kReport, kFailure
-  std::uint16_t nbytes = 0;    ///< of the text that follows
-  std::int32_t rank = 0;
-};
-static_assert(sizeof(Frame) == 8);
-
-double limit_from_environment() {
-  const char* text = std::getenv("ZERO_LOST_HOST_S");
-  if (!text || *text == '\0') return kLostHostS;
-  char* end = nullptr;
-  const double seconds = std::strtod(text, &end);
-  if (*end != '\0' || !(seconds >= 0) || seconds > 1e9) {
-    throw ConfigError(fmt::format(
-        "environment variable ZERO_LOST_HOST_S: got \"{}\", wanted seconds after which a silent host counts as "
-        "lost, or 0 for never.",
-        text));
-  }
-  return seconds;
-}
 
 void fill_addresses(Card& card) {
   int found = 0;
@@ -102,86 +65,6 @@ void fill_addresses(Card& card) {
   }
 }
 
-/// A connection to the process of another rank.
-class Line {
- public:
-  Line() = default;
-  explicit Line(FileDescriptor socket)
-      : socket_(std::move(socket)), made_ns_(base::monotonic_ns()), heard_ns_(made_ns_) {
-    const int on = 1;
-    ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-    // From Linux 6.15: attempts are a second apart at most, and a link that is mended is noticed so soon.
-    constexpr int kTcpRtoMaxMs = 44, kSecondMs = 1000;
-    ::setsockopt(socket_.get(), IPPROTO_TCP, kTcpRtoMaxMs, &kSecondMs, sizeof(kSecondMs));
-  }
-
-  int fd() const { return socket_ ? socket_.get() : -1; }
-  std::int64_t silent_ns(std::int64_t now_ns) const { return now_ns - heard_ns_; }
-  std::int64_t age_ns(std::int64_t now_ns) const { return now_ns - made_ns_; }
-  void forgive(std::int64_t now_ns) { heard_ns_ = now_ns; }
-  void close() { socket_ = FileDescriptor(); }
-
-  /// How long its kernel has acknowledged nothing of what was sent. Beats are sent all the time.
-  std::int64_t unacknowledged_ns() const {
-    tcp_info info{};
-    socklen_t length = sizeof(info);
-    if (::getsockopt(socket_.get(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0 || info.tcpi_unacked == 0) return 0;
-    return static_cast<std::int64_t>(info.tcpi_last_ack_recv) * base::kNanosPerMilli;
-  }
-
-  void send(Type type, int rank, const std::string& text = {}, bool lost_host = false) {
-    if (!socket_) return;
-    if (type == Type::kBeat && !out_.empty()) return flush();  // beats that nobody takes are as good as one
-    Frame frame;
-    frame.type = type;
-    frame.rank = rank;
-    frame.lost_host = lost_host ? 1 : 0;
-    frame.nbytes = static_cast<std::uint16_t>(std::min(text.size(), kLongestText));
-    out_.append(reinterpret_cast<const char*>(&frame), sizeof(frame));
-    out_.append(text, 0, frame.nbytes);
-    flush();
-  }
-  void flush() {
-    while (!out_.empty()) {
-      const ssize_t sent = ::send(socket_.get(), out_.data(), out_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-      if (sent <= 0) break;
-      out_.erase(0, static_cast<std::size_t>(sent));
-    }
-  }
-  /// Calls `take` with each frame that has come. False: the other end is closed.
-  template <class Take>
-  bool receive(const Take& take) {
-    char buffer[4096];
-    bool open = true;
-    while (open) {
-      const ssize_t got = ::recv(socket_.get(), buffer, sizeof(buffer), MSG_DONTWAIT);
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
-      open = got > 0;
-      if (!open) break;  // what came before is still to be taken
-      heard_ns_ = base::monotonic_ns();
-      in_.append(buffer, static_cast<std::size_t>(got));
-    }
-    std::size_t done = 0;
-    while (in_.size() - done >= sizeof(Frame)) {
-      Frame frame;
-      std::memcpy(&frame, in_.data() + done, sizeof(frame));
-      if (frame.nbytes > kLongestText || frame.type > Type::kFailure) return false;  // not one of ours
-      if (in_.size() - done < sizeof(frame) + frame.nbytes) break;
-      const std::string text = in_.substr(done + sizeof(frame), frame.nbytes);
-      done += sizeof(frame) + frame.nbytes;
-      take(frame, text);
-    }
-    in_.erase(0, done);
-    return open;
-  }
-
- private:
-  FileDescriptor socket_;
-  std::string in_, out_;
-  std::int64_t made_ns_ = 0, heard_ns_ = 0;
-};
-
 class TcpHostWatch;
 
 /// A forked child must not hold the connections open when its parent dies.
@@ -190,7 +73,8 @@ std::vector<TcpHostWatch*> g_watches;
 
 class TcpHostWatch final : public HostWatch {
  public:
-  TcpHostWatch(int rank, std::vector<Card> cards, FileDescriptor listener, double limit_s);
+  TcpHostWatch(int rank, std::vector<WatchedRank> ranks, std::vector<Card> cards, FileDescriptor listener,
+               double limit_s);
   ~TcpHostWatch() override;
 
   std::string failure() override;
@@ -207,26 +91,29 @@ class TcpHostWatch final : public HostWatch {
   enum class Life : std::uint8_t { kThere, kLeft, kEnded };
   const Card& card(int rank) const { return cards_[static_cast<std::size_t>(rank)]; }
   bool is_root() const { return rank_ == 0; }
-  bool on_my_host(int rank) const { return std::strcmp(card(rank).identity, card(rank_).identity) == 0; }
-  int leader_of(int rank) const;
+  const ProcessId& process(int rank) const { return ranks_[static_cast<std::size_t>(rank)].process; }
+  int leader_of(int rank) const { return ranks_[static_cast<std::size_t>(rank)].first_of_host; }
+  bool on_my_host(int rank) const { return leader_of(rank) == leader_of(rank_); }
+  std::string host_of(int rank) const;
   std::string ranks_of_host(int rank) const;
   std::string who(int rank) const {
-    return fmt::format("rank {} (pid {} on {})", rank, card(rank).pid, card(rank).host);
+    return fmt::format("rank {} (pid {} on {})", rank, process(rank).pid, host_of(rank));
   }
   bool connect_to_parent();
   bool greet_parent(const char* address);
   void run();
+  void pass_reports_on();
   void accept_lines();
   void linger();
-  void take(int from, const Frame& frame, const std::string& text);
+  void take(int from, const WatchFrame& frame, const std::string& text);
   void on_closed(int peer);
   void judge(std::int64_t now_ns);
-  void judge_line(int peer, Line& line, std::int64_t now_ns);
+  void judge_line(int peer, WatchLine& line, std::int64_t now_ns);
   void spread_life(int from, int rank, Life life);
   void fail(const std::string& text, bool lost_host);
   void end_process_if_due(std::int64_t now_ns);
   void end_mpirun_later() const;
-  Line* line_to(int peer);
+  WatchLine* line_to(int peer);
   template <class Use>
   void for_each_line(const Use& use) {
     if (parent_ >= 0 && parent_line_.fd() >= 0) use(parent_, parent_line_);
@@ -235,6 +122,7 @@ class TcpHostWatch final : public HostWatch {
   }
 
   const int rank_;
+  const std::vector<WatchedRank> ranks_;
   const std::vector<Card> cards_;
   const std::int64_t limit_ns_;
   const std::int64_t stopped_limit_ns_;
@@ -242,9 +130,9 @@ class TcpHostWatch final : public HostWatch {
   int parent_ = -1;
   // What follows is the thread's own, unless mutex_ says otherwise.
   FileDescriptor listener_;
-  Line parent_line_;
-  std::map<int, Line> children_;
-  std::vector<Line> strangers_;  ///< that have not said who they are
+  WatchLine parent_line_;
+  std::map<int, WatchLine> children_;
+  std::vector<WatchLine> strangers_;  ///< that have not said who they are
   std::int64_t failed_ns_ = 0;
 
   FileDescriptor wake_;
@@ -256,8 +144,10 @@ class TcpHostWatch final : public HostWatch {
   std::unique_ptr<std::thread> thread_;
 };
 
-TcpHostWatch::TcpHostWatch(int rank, std::vector<Card> cards, FileDescriptor listener, double limit_s)
+TcpHostWatch::TcpHostWatch(int rank, std::vector<WatchedRank> ranks, std::vector<Card> cards, FileDescriptor listener,
+                           double limit_s)
     : rank_(rank),
+      ranks_(std::move(ranks)),
       cards_(std::move(cards)),
       limit_ns_(static_cast<std::int64_t>(limit_s * 1e9)),
       stopped_limit_ns_(WaitPolicy::for_local_ranks({}).stopped_limit_ns),
@@ -330,21 +220,20 @@ void TcpHostWatch::say_farewell() noexcept {
 
 void TcpHostWatch::close_in_child() {
   listener_ = FileDescriptor();
-  for_each_line([](int, Line& line) { line.close(); });
-  for (Line& line : strangers_) line.close();
+  for_each_line([](int, WatchLine& line) { line.close(); });
+  for (WatchLine& line : strangers_) line.close();
 }
 
-int TcpHostWatch::leader_of(int rank) const {
-  for (int other = 0; other < rank; ++other)
-    if (std::strcmp(card(other).identity, card(rank).identity) == 0) return other;
-  return rank;
+std::string TcpHostWatch::host_of(int rank) const {
+  const std::string_view machine = card(rank).machine;
+  return std::string(machine.substr(0, machine.find(' ')));
 }
 
 std::string TcpHostWatch::ranks_of_host(int rank) const {
   std::vector<int> ranks;
-  for (int other = 0; other < static_cast<int>(cards_.size()); ++other)
-    if (std::strcmp(card(other).identity, card(rank).identity) == 0) ranks.push_back(other);
-  return fmt::format("host {} (rank{} {})", card(rank).host, ranks.size() > 1 ? "s" : "", fmt::join(ranks, ", "));
+  for (int other = 0; other < static_cast<int>(ranks_.size()); ++other)
+    if (leader_of(other) == leader_of(rank)) ranks.push_back(other);
+  return fmt::format("host {} (rank{} {})", host_of(rank), ranks.size() > 1 ? "s" : "", fmt::join(ranks, ", "));
 }
 
 bool TcpHostWatch::connect_to_parent() {
@@ -360,20 +249,20 @@ bool TcpHostWatch::greet_parent(const char* address) {
   const Card& to = card(parent_);
   FileDescriptor socket = connect_to(address, to.port, static_cast<int>(kConnectNs / base::kNanosPerMilli));
   if (!socket) return false;
-  parent_line_ = Line(std::move(socket));
+  parent_line_ = WatchLine(std::move(socket));
   const std::string token(to.token.begin(), to.token.end());
-  parent_line_.send(Type::kHello, rank_, token);
+  parent_line_.send(WatchType::kHello, rank_, token);
   // One of this host may be looking for rank 0 itself, at several addresses.
   const std::int64_t limit_ns = on_my_host(parent_) ? kAddresses * 2 * kConnectNs : kConnectNs;
   const std::int64_t deadline_ns = base::monotonic_ns() + limit_ns;
   bool greeted = false, open = true;
-  std::vector<std::pair<Frame, std::string>> more;
+  std::vector<std::pair<WatchFrame, std::string>> more;
   while (!greeted && open && base::monotonic_ns() < deadline_ns) {
     pollfd waiting{parent_line_.fd(), POLLIN, 0};
     ::poll(&waiting, 1, 100);
-    open = parent_line_.receive([&](const Frame& frame, const std::string& text) {
+    open = parent_line_.receive([&](const WatchFrame& frame, const std::string& text) {
       if (greeted) more.emplace_back(frame, text);
-      greeted |= frame.type == Type::kHello && frame.rank == parent_ && text == token;
+      greeted |= frame.type == WatchType::kHello && frame.rank == parent_ && text == token;
     });
   }
   if (!greeted || !open) parent_line_.close();
@@ -391,7 +280,7 @@ std::string TcpHostWatch::problem_of(int world_rank) const {
     case Life::kThere:
       return {};
     case Life::kLeft:
-      return "has ended its process";
+      return "has left the job";
     case Life::kEnded:
       return "ended without leaving the job (exited or died; see its own output; killed for lack of memory? see dmesg)";
   }
@@ -410,7 +299,7 @@ void TcpHostWatch::report(const std::string& failure) noexcept {
   }
 }
 
-Line* TcpHostWatch::line_to(int peer) {
+WatchLine* TcpHostWatch::line_to(int peer) {
   if (peer == parent_) return parent_line_.fd() >= 0 ? &parent_line_ : nullptr;
   const auto found = children_.find(peer);
   return found != children_.end() && found->second.fd() >= 0 ? &found->second : nullptr;
@@ -421,56 +310,55 @@ void TcpHostWatch::run() {
   while (!ending_) {
     std::vector<pollfd> polled{{wake_.get(), POLLIN, 0}};
     if (listener_) polled.push_back({listener_.get(), POLLIN, 0});
-    for_each_line([&](int, Line& line) { polled.push_back({line.fd(), POLLIN, 0}); });
-    for (const Line& line : strangers_) polled.push_back({line.fd(), POLLIN, 0});
+    for_each_line([&](int, WatchLine& line) { polled.push_back({line.fd(), POLLIN, 0}); });
+    for (const WatchLine& line : strangers_) polled.push_back({line.fd(), POLLIN, 0});
     ::poll(polled.data(), polled.size(), 100);
     std::uint64_t woken = 0;
     [[maybe_unused]] const ssize_t got = ::read(wake_.get(), &woken, sizeof(woken));
     accept_lines();
     std::vector<int> closed;
-    for_each_line([&](int peer, Line& line) {
-      if (!line.receive([&](const Frame& frame, const std::string& text) { take(peer, frame, text); }))
+    for_each_line([&](int peer, WatchLine& line) {
+      if (!line.receive([&](const WatchFrame& frame, const std::string& text) { take(peer, frame, text); }))
         closed.push_back(peer);
     });
     for (const int peer : closed) on_closed(peer);
-    std::vector<std::string> reports;
-    {
-      const std::lock_guard lock(mutex_);
-      reports.swap(to_report_);
-    }
-    for (const std::string& text : reports) fail(text, /*lost_host=*/false);
+    pass_reports_on();
     const std::int64_t now_ns = base::monotonic_ns();
     // This process was stopped itself: what the others did meanwhile is in its sockets.
     if (now_ns - last_look_ns > 2 * base::kNanosPerSecond)
-      for_each_line([&](int, Line& line) { line.forgive(now_ns); });
+      for_each_line([&](int, WatchLine& line) { line.forgive(now_ns); });
     last_look_ns = now_ns;
     if (now_ns - last_beat_ns >= kBeatNs) {
       last_beat_ns = now_ns;
-      for_each_line([&](int, Line& line) { line.send(Type::kBeat, rank_); });
+      for_each_line([&](int, WatchLine& line) { line.send(WatchType::kBeat, rank_); });
     }
     if (!failed()) judge(now_ns);
     end_process_if_due(now_ns);
   }
+  pass_reports_on();
+  if (!failed() || !lost_host_) {
+    for_each_line([&](int, WatchLine& line) { line.send(WatchType::kFarewell, rank_); });
+    linger();
+  }
+}
+
+void TcpHostWatch::pass_reports_on() {
   std::vector<std::string> reports;
   {
     const std::lock_guard lock(mutex_);
     reports.swap(to_report_);
   }
   for (const std::string& text : reports) fail(text, /*lost_host=*/false);
-  if (!failed() || !lost_host_) {
-    for_each_line([&](int, Line& line) { line.send(Type::kFarewell, rank_); });
-    linger();
-  }
 }
 
 /// Until the others have closed their ends: closing a socket with unread data resets it, and the farewell may be lost.
 void TcpHostWatch::linger() {
-  for_each_line([](int, Line& line) { ::shutdown(line.fd(), SHUT_WR); });
+  for_each_line([](int, WatchLine& line) { ::shutdown(line.fd(), SHUT_WR); });
   const std::int64_t deadline_ns = base::monotonic_ns() + kLingerNs;
   while (base::monotonic_ns() < deadline_ns) {
     std::vector<pollfd> polled;
-    for_each_line([&](int, Line& line) {
-      if (!line.receive([](const Frame&, const std::string&) {})) {
+    for_each_line([&](int, WatchLine& line) {
+      if (!line.receive([](const WatchFrame&, const std::string&) {})) {
         line.close();
       } else {
         polled.push_back({line.fd(), POLLIN, 0});
@@ -489,10 +377,10 @@ void TcpHostWatch::accept_lines() {
   }
   for (std::size_t i = 0; i < strangers_.size();) {
     int rank = -1;
-    std::vector<std::pair<Frame, std::string>> more;
-    const bool open = strangers_[i].receive([&](const Frame& frame, const std::string& text) {
+    std::vector<std::pair<WatchFrame, std::string>> more;
+    const bool open = strangers_[i].receive([&](const WatchFrame& frame, const std::string& text) {
       const auto& token = card(rank_).token;
-      const bool is_ours = frame.type == Type::kHello && text == std::string(token.begin(), token.end());
+      const bool is_ours = frame.type == WatchType::kHello && text == std::string(token.begin(), token.end());
       if (rank >= 0) {
         more.emplace_back(frame, text);
       } else if (is_ours && frame.rank > 0 && frame.rank < static_cast<int>(cards_.size())) {
@@ -503,7 +391,7 @@ void TcpHostWatch::accept_lines() {
     if (rank >= 0 && open) {  // one that has given up is none that has ended
       const auto& token = card(rank_).token;
       children_[rank] = std::move(strangers_[i]);
-      children_[rank].send(Type::kHello, rank_, std::string(token.begin(), token.end()));
+      children_[rank].send(WatchType::kHello, rank_, std::string(token.begin(), token.end()));
     }
     if (rank >= 0 || !open || too_late) {
       strangers_.erase(strangers_.begin() + static_cast<std::ptrdiff_t>(i));
@@ -516,19 +404,19 @@ void TcpHostWatch::accept_lines() {
   }
 }
 
-void TcpHostWatch::take(int from, const Frame& frame, const std::string& text) {
+void TcpHostWatch::take(int from, const WatchFrame& frame, const std::string& text) {
   const bool has_rank = frame.rank >= 0 && frame.rank < static_cast<int>(cards_.size());
   switch (frame.type) {
-    case Type::kHello:
-    case Type::kBeat:
+    case WatchType::kHello:
+    case WatchType::kBeat:
       return;
-    case Type::kFarewell:
-    case Type::kEnded:
-      if (has_rank) spread_life(from, frame.rank, frame.type == Type::kFarewell ? Life::kLeft : Life::kEnded);
+    case WatchType::kFarewell:
+    case WatchType::kEnded:
+      if (has_rank) spread_life(from, frame.rank, frame.type == WatchType::kFarewell ? Life::kLeft : Life::kEnded);
       return;
-    case Type::kReport:
+    case WatchType::kReport:
       return fail(text, frame.lost_host != 0);
-    case Type::kFailure: {
+    case WatchType::kFailure: {
       const bool lost_host = frame.lost_host != 0;
       {
         const std::lock_guard lock(mutex_);
@@ -537,7 +425,7 @@ void TcpHostWatch::take(int from, const Frame& frame, const std::string& text) {
       if (lost_host && !lost_host_.exchange(true)) end_mpirun_later();
       if (!failed()) failed_ns_ = base::monotonic_ns();
       failed_.store(true, std::memory_order_release);
-      for (auto& [peer, line] : children_) line.send(Type::kFailure, 0, text, lost_host);
+      for (auto& [peer, line] : children_) line.send(WatchType::kFailure, 0, text, lost_host);
       return;
     }
   }
@@ -547,31 +435,30 @@ void TcpHostWatch::spread_life(int from, int rank, Life life) {
   std::atomic<Life>& known = lives_[static_cast<std::size_t>(rank)];
   if (known.load() != Life::kThere) return;
   known = life;
-  const Type type = life == Life::kLeft ? Type::kFarewell : Type::kEnded;
-  for_each_line([&](int peer, Line& line) {
+  const WatchType type = life == Life::kLeft ? WatchType::kFarewell : WatchType::kEnded;
+  for_each_line([&](int peer, WatchLine& line) {
     if (peer != from && peer != rank) line.send(type, rank);
   });
 }
 
 void TcpHostWatch::on_closed(int peer) {
-  if (Line* const line = line_to(peer)) line->close();
+  if (WatchLine* const line = line_to(peer)) line->close();
   if (lives_[static_cast<std::size_t>(peer)].load() != Life::kThere || failed()) return;
   spread_life(peer, peer, Life::kEnded);  // who waits for it fails: a program may end a rank that nobody needs any more
 }
 
 void TcpHostWatch::judge(std::int64_t now_ns) {
-  std::vector<std::pair<int, Line*>> lines;
-  for_each_line([&](int peer, Line& line) { lines.emplace_back(peer, &line); });
+  std::vector<std::pair<int, WatchLine*>> lines;
+  for_each_line([&](int peer, WatchLine& line) { lines.emplace_back(peer, &line); });
   for (const auto& [peer, line] : lines) judge_line(peer, *line, now_ns);
 }
 
-void TcpHostWatch::judge_line(int peer, Line& line, std::int64_t now_ns) {
+void TcpHostWatch::judge_line(int peer, WatchLine& line, std::int64_t now_ns) {
   const std::int64_t silent_ns = line.silent_ns(now_ns);
   if (lives_[static_cast<std::size_t>(peer)].load() != Life::kThere || silent_ns < 2 * kBeatNs) return;
   if (on_my_host(peer)) {
     // One that a debugger looks at is not stopped.
-    const ProcessId process{static_cast<pid_t>(card(peer).pid), card(peer).start_time};
-    if (process_state(process) != ProcessState::kStopped) return;
+    if (process_state(process(peer)) != ProcessState::kStopped) return;
     if (silent_ns >= stopped_limit_ns_) {
       fail(fmt::format("{} is stopped (SIGSTOP or terminal) for {:.1f} s (ZERO_STOPPED_LIMIT_S allows more)", who(peer),
                        to_seconds(silent_ns)),
@@ -584,7 +471,7 @@ void TcpHostWatch::judge_line(int peer, Line& line, std::int64_t now_ns) {
   if (line.unacknowledged_ns() > limit_ns_ * 2 / 3) {
     return fail(fmt::format("{} has not answered {} for {:.1f} s: it is cut off, without power or stopped as a whole "
                             "(ZERO_LOST_HOST_S allows more)",
-                            ranks_of_host(peer), card(rank_).host, to_seconds(silent_ns)),
+                            ranks_of_host(peer), host_of(rank_), to_seconds(silent_ns)),
                 /*lost_host=*/true);
   }
   if (silent_ns < std::max(limit_ns_, stopped_limit_ns_)) return;
@@ -596,11 +483,12 @@ void TcpHostWatch::judge_line(int peer, Line& line, std::int64_t now_ns) {
 
 void TcpHostWatch::fail(const std::string& text, bool lost_host) {
   if (failed()) return;
-  const Line* const to_parent = line_to(parent_);
+  const WatchLine* const to_parent = line_to(parent_);
   const bool parent_answers = to_parent && to_parent->silent_ns(base::monotonic_ns()) < 2 * base::kNanosPerSecond;
-  if (parent_answers) return parent_line_.send(Type::kReport, rank_, text, lost_host);  // it tells all, this rank too
-  Frame frame;
-  frame.type = Type::kFailure;
+  if (parent_answers)
+    return parent_line_.send(WatchType::kReport, rank_, text, lost_host);  // it tells all, this rank too
+  WatchFrame frame;
+  frame.type = WatchType::kFailure;
   frame.lost_host = lost_host ? 1 : 0;
   take(rank_, frame, text);
 }
@@ -642,37 +530,31 @@ void TcpHostWatch::end_process_if_due(std::int64_t now_ns) {
 
 }  // namespace
 
-std::shared_ptr<HostWatch> HostWatch::begin(Messenger& messenger) {
+std::shared_ptr<HostWatch> HostWatch::begin(Messenger& messenger, std::vector<WatchedRank> ranks) {
   Card mine{};
   double limit_s = 0;
   FileDescriptor listener;
   try {
-    limit_s = limit_from_environment();
+    limit_s = base::seconds_from("ZERO_LOST_HOST_S", kLostHostS, 0, 1e9,
+                                 "seconds after which a silent host counts as lost, or 0 for never.");
     auto [socket, port] = listen_anywhere();
     listener = std::move(socket);
     mine.port = static_cast<std::uint16_t>(port);
   } catch (const std::exception& error) {
     std::snprintf(mine.problem, sizeof(mine.problem), "%s", error.what());
   }
-  const std::string machine = this_host();
-  std::snprintf(mine.machine, sizeof(mine.machine), "%s", machine.c_str());
-  std::snprintf(mine.identity, sizeof(mine.identity), "%s %d", mine.machine,
-                ranks_beside(messenger.rank(), messenger.size())[0]);
-  std::snprintf(mine.host, sizeof(mine.host), "%s", machine.substr(0, machine.find(' ')).c_str());
-  mine.pid = this_process().pid;
-  mine.start_time = this_process().start_time;
+  std::snprintf(mine.machine, sizeof(mine.machine), "%s", this_host().c_str());
   std::random_device random;
   for (std::uint8_t& byte : mine.token) byte = static_cast<std::uint8_t>(random());
   fill_addresses(mine);
-  std::vector<Card> cards(static_cast<std::size_t>(messenger.size()));
+  std::vector<Card> cards(ranks.size());
   messenger.all_gather(&mine, sizeof(mine), cards.data());
-  const bool one_host = std::all_of(cards.begin(), cards.end(),
-                                    [&](const Card& card) { return std::strcmp(card.identity, mine.identity) == 0; });
   for (std::size_t rank = 0; rank < cards.size(); ++rank) {
     if (cards[rank].problem[0] != '\0') throw ConfigError(fmt::format("rank {}: {}", rank, cards[rank].problem));
   }
-  if (one_host || limit_s == 0) return nullptr;
-  return std::make_shared<TcpHostWatch>(messenger.rank(), std::move(cards), std::move(listener), limit_s);
+  if (limit_s == 0) return nullptr;
+  return std::make_shared<TcpHostWatch>(messenger.rank(), std::move(ranks), std::move(cards), std::move(listener),
+                                        limit_s);
 }
 
 }  // namespace zero::comm

@@ -13,17 +13,25 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
+
+#include "comm/process.h"
 
 namespace zero::comm {
 
 class Messenger;
 
+struct WatchedRank {
+  ProcessId process;
+  int first_of_host = 0;  ///< the lowest rank on its host
+};
+
 class HostWatch {
  public:
-  /// *Collective* over all ranks of the job, before a backend uses the messenger. Null where all ranks are on one host,
-  /// or ZERO_LOST_HOST_S is 0 (seconds after which a silent host counts as lost; 7 by default). A rank that cannot
-  /// reach rank 0 says so in the log and goes without. Throws ConfigError, CommError.
-  static std::shared_ptr<HostWatch> begin(Messenger& messenger);
+  /// *Collective* over all ranks of the job, `ranks`, on several hosts, before a backend uses the messenger. Null where
+  /// ZERO_LOST_HOST_S is 0 (seconds after which a silent host counts as lost; 7 by default). A rank that cannot reach
+  /// rank 0 says so in the log and goes without. Throws ConfigError, CommError.
+  static std::shared_ptr<HostWatch> begin(Messenger& messenger, std::vector<WatchedRank> ranks);
   /// Says farewell.
   virtual ~HostWatch() = default;
 

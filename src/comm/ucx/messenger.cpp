@@ -1,7 +1,6 @@
 #include "comm/ucx/messenger.h"
 
 #include <fmt/format.h>
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -48,6 +47,14 @@ void on_received(void*, ucs_status_t status, const ucp_tag_recv_info_t* info, vo
   request->done = true;
 }
 
+ucp_request_param_t of_host_memory(Request* request) {
+  ucp_request_param_t parameters{};
+  parameters.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  parameters.user_data = request;
+  parameters.memory_type = UCS_MEMORY_TYPE_HOST;
+  return parameters;
+}
+
 }  // namespace
 
 /// UCX in this process: its worker and a connection to each rank of the job.
@@ -58,21 +65,22 @@ class UcxWorker {
 
   const UcxLibrary& ucx() const { return ucx_; }
   ucp_worker_h worker() const { return worker_; }
-  ucp_ep_h endpoint(int rank) const { return peers_[static_cast<std::size_t>(rank)].endpoint; }
   const std::shared_ptr<BackendLock>& lock() const { return lock_; }
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(peers_.size()); }
   void progress() const { ucx_.worker_progress(worker_); }
   void mark_failed() { failed_ = true; }
-  /// Empty: connected.
+  /// Null: connected.
   const char* lost(int rank) const { return peers_[static_cast<std::size_t>(rank)].lost.load(); }
 
   std::uint64_t next_context = 0;
 
-  Request* new_request();
+  MessageHandle send(int rank, std::uint64_t tag, const void* data, std::size_t nbytes);
+  MessageHandle receive(std::uint64_t tag, std::uint64_t mask, void* data, std::size_t nbytes);
   void free_request(Request* request);
 
  private:
+  Request* new_request();
   struct Peer {
     ucp_ep_h endpoint = nullptr;
     std::atomic<const char*> lost{nullptr};
@@ -177,6 +185,36 @@ void UcxWorker::free_request(Request* request) {
   free_requests_.push_back(request);
 }
 
+MessageHandle UcxWorker::send(int rank, std::uint64_t tag, const void* data, std::size_t nbytes) {
+  Request* const request = new_request();
+  ucp_request_param_t parameters = of_host_memory(request);
+  parameters.cb.send = on_sent;
+  void* const begun = ucx_.tag_send(peers_[static_cast<std::size_t>(rank)].endpoint, data, nbytes, tag, &parameters);
+  if (begun == nullptr) {
+    free_request(request);
+    return 0;
+  }
+  // To a peer that is lost: never complete, and lost() says why.
+  if (UCS_PTR_IS_ERR(begun)) {
+    request->status = UCS_PTR_STATUS(begun);
+    request->done = true;
+  } else {
+    request->of_ucx = begun;
+  }
+  return reinterpret_cast<MessageHandle>(request);
+}
+
+MessageHandle UcxWorker::receive(std::uint64_t tag, std::uint64_t mask, void* data, std::size_t nbytes) {
+  Request* const request = new_request();
+  ucp_request_param_t parameters = of_host_memory(request);
+  parameters.op_attr_mask |= UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
+  parameters.cb.recv = on_received;
+  void* const begun = ucx_.tag_receive(worker_, data, nbytes, tag, mask, &parameters);
+  if (UCS_PTR_IS_ERR(begun)) check_ucx(UCS_PTR_STATUS(begun), "ucp_tag_recv_nbx");
+  request->of_ucx = begun;
+  return reinterpret_cast<MessageHandle>(request);
+}
+
 std::shared_ptr<UcxMessenger> UcxMessenger::of_all(int rank, int size, std::unique_ptr<MeetingStore> store) {
   if (size > 1 << kSourceBits)
     throw CommError(fmt::format("ucx: {} ranks, at most {} are possible", size, 1 << kSourceBits));
@@ -209,52 +247,15 @@ std::uint64_t UcxMessenger::tag_of(Channel channel, int source, int tag) const {
 }
 
 MessageHandle UcxMessenger::send(Channel channel, int peer, int tag, const void* data, std::size_t nbytes) {
-  Request* const request = worker_->new_request();
-  ucp_request_param_t parameters{};
-  parameters.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
-  parameters.cb.send = on_sent;
-  parameters.user_data = request;
-  parameters.memory_type = UCS_MEMORY_TYPE_HOST;
-  void* const begun = worker_->ucx().tag_send(worker_->endpoint(members_[static_cast<std::size_t>(peer)]), data, nbytes,
-                                              tag_of(channel, rank(), tag), &parameters);
-  if (begun == nullptr) {
-    worker_->free_request(request);
-    return 0;
-  }
-  // To a peer that is lost: never complete, and problem_of() says why.
-  if (UCS_PTR_IS_ERR(begun)) {
-    request->status = UCS_PTR_STATUS(begun);
-    request->done = true;
-  } else {
-    request->of_ucx = begun;
-  }
-  return reinterpret_cast<MessageHandle>(request);
+  return worker_->send(members_[static_cast<std::size_t>(peer)], tag_of(channel, rank(), tag), data, nbytes);
 }
-
-namespace {
-
-MessageHandle receive_tag(UcxWorker& worker, std::uint64_t tag, std::uint64_t mask, void* data, std::size_t nbytes) {
-  Request* const request = worker.new_request();
-  ucp_request_param_t parameters{};
-  parameters.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE |
-                            UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
-  parameters.cb.recv = on_received;
-  parameters.user_data = request;
-  parameters.memory_type = UCS_MEMORY_TYPE_HOST;
-  void* const begun = worker.ucx().tag_receive(worker.worker(), data, nbytes, tag, mask, &parameters);
-  if (UCS_PTR_IS_ERR(begun)) check_ucx(UCS_PTR_STATUS(begun), "ucp_tag_recv_nbx");
-  request->of_ucx = begun;
-  return reinterpret_cast<MessageHandle>(request);
-}
-
-}  // namespace
 
 MessageHandle UcxMessenger::receive(Channel channel, int peer, int tag, void* data, std::size_t nbytes) {
-  return receive_tag(*worker_, tag_of(channel, peer, tag), ~std::uint64_t{0}, data, nbytes);
+  return worker_->receive(tag_of(channel, peer, tag), ~std::uint64_t{0}, data, nbytes);
 }
 
 MessageHandle UcxMessenger::receive_any(Channel channel, void* data, std::size_t most) {
-  return receive_tag(*worker_, tag_of(channel, 0, 0), ~kOwnBits, data, most);
+  return worker_->receive(tag_of(channel, 0, 0), ~kOwnBits, data, most);
 }
 
 bool UcxMessenger::test(MessageHandle& handle) {

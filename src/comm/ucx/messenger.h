@@ -3,7 +3,6 @@
 //
 // A process has one worker, which all its groups share. A message's 64-bit tag says which group it is of, which
 // channel, who sent it, and the tag that the group gave it.
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
