@@ -14,7 +14,7 @@ namespace zero {
 class Group;
 
 enum class CpuProducts : std::uint8_t {
-  kAuto,    ///< whichever is faster on this processor, by a measurement of some milliseconds
+  kAuto,    ///< kNative where the processor has instructions for the dtype, else kFp32
   kNative,  ///< libtorch's own kernels
   kFp32,    ///< in fp32
 };
@@ -36,7 +36,7 @@ ProductSpeed measure_cpu_products(DType dtype, int edge = 128);
 /// agree.
 class CpuProductsScope {
  public:
-  /// *Local.* kAuto follows a scope or engine that is open, else it measures, once per process and dtype. Throws
+  /// *Local.* kAuto follows a scope or engine that is open, else it is faster_cpu_products(). Throws
   /// ConfigError for another dtype, and while another scope or engine of this process computes products of `dtype` the
   /// other way.
   CpuProductsScope(CpuProducts wanted, DType dtype);
@@ -57,7 +57,8 @@ class CpuProductsScope {
 /// their products are parts of one sum. *Collective.* Throws as CpuProductsScope().
 CpuProductsScope cpu_products_of_all(CpuProducts wanted, DType dtype, Group& group);
 
-/// What kAuto takes for `dtype`: measured at the first call. *Local*, any thread.
+/// What kAuto takes for `dtype`: by the processor's instructions and oneDNN's ONEDNN_MAX_CPU_ISA, found at the first
+/// call; on other processors than x86-64 by a measurement. *Local*, any thread.
 CpuProducts faster_cpu_products(DType dtype);
 
 }  // namespace zero

@@ -44,7 +44,7 @@ class CpuProducts:
     """While it is open, products of ``dtypes`` on the CPU of this process are computed one way.
 
     Args:
-        way: "fp32", "native" (libtorch's own kernels) or "auto": whichever a measurement finds faster.
+        way: "fp32", "native" (libtorch's own kernels) or "auto": native where the processor has instructions for the dtype.
         dtypes: torch.bfloat16, torch.float16 or both.
 
     Open it around forward and backward. For all threads and all modules of the process; scopes and engines that are open at a time have to agree, and

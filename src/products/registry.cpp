@@ -1,5 +1,6 @@
 #include "products/registry.h"
 
+#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
@@ -13,9 +14,14 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cctype>
 #include <chrono>
+#include <cstdlib>
 #include <limits>
 #include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "products/matrix_product.h"
@@ -82,6 +88,29 @@ double time_of_this_thread() {
   timespec time{};
   ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+/// Whether libtorch's products of this dtype use instructions for it. Not known of other processors. No measurement:
+/// the two ways round differently, and a run must have the same bits whatever else the machine does.
+std::optional<bool> has_instructions(DType dtype) {
+#ifdef ZERO_X86_KERNELS
+  // All processors with AMX for the dtype have these, too.
+  const bool is_there =
+      dtype == DType::kBFloat16 ? __builtin_cpu_supports("avx512bf16") != 0 : __builtin_cpu_supports("avx512fp16") != 0;
+  if (!is_there || !at::hasMKLDNN() || !at::globalContext().userEnabledMkldnn()) return false;
+  std::string limit;  // of oneDNN
+  for (const char* const name : {"DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA"}) {
+    if (const char* const value = std::getenv(name)) limit = value;
+  }
+  for (char& letter : limit) letter = static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
+  constexpr std::string_view kWithout[] = {"SSE41",           "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE",
+                                           "AVX512_CORE_VNNI"};
+  if (std::ranges::find(kWithout, limit) != std::end(kWithout)) return false;
+  return dtype == DType::kBFloat16 || limit != "AVX512_CORE_BF16";
+#else
+  (void)dtype;
+  return std::nullopt;
+#endif
 }
 
 /// Runs both by turns, and returns how long the fastest run of each takes.
@@ -153,10 +182,11 @@ CpuProducts faster_cpu_products(DType dtype) {
   static std::mutex measuring;
   const std::lock_guard lock(measuring);
   CpuProducts& known = faster[dtype == DType::kBFloat16 ? 0 : 1];
-  if (known == CpuProducts::kAuto) {
-    // What is chosen must not depend on what else the machine does, as the two round differently. Kernels without
-    // instructions for the dtype take 10 to 50 times as long as fp32, those that widen in registers (oneDNN's for
-    // AVX-512) 2.7 times, and with instructions less: nothing lies near the line. The time is that of this thread,
+  if (known != CpuProducts::kAuto) return known;
+  if (const auto has = products::has_instructions(dtype)) {
+    known = *has ? CpuProducts::kNative : CpuProducts::kFp32;
+  } else {
+    // Kernels without instructions for the dtype take 10 to 50 times as long as fp32. The time is that of this thread,
     // without others that have its core, and of one thread alone, as several wait for each other.
     constexpr double kLine = 1.7;
     constexpr int kEdge = 128, kRuns = 8;
