@@ -13,7 +13,7 @@
 // disk), -params (parameters in one, too), -default (overlap_comm, progress thread and, at stage 3, store as the engine
 // chooses them), -host (states and parameters of a module on a GPU in host memory, where they
 // are anyway with several ranks), -ratio (half of the elements updated there, half by the GPU), -late (an update that
-// is delayed).
+// is delayed), -qweights and -qgradients (gathered in 8 bits, sent in 4).
 // A GPU's memory is that in use (with what allocators keep, of all processes), what libtorch's allocator had of it at
 // most, and the ledger's kinds; --alone for those of the engine. Under mpirun the ranks are mpirun's;
 // scripts/slow_network.sh makes them talk over a network of a given speed, and scripts/hosts.sh over one between hosts:
@@ -108,7 +108,7 @@ zero::GPTOptions model_options(const Options& options) {
 std::string json_of(const Options& options, const std::string& mode) {
   const auto has = [&](const char* word) { return mode.find(word) != std::string::npos; };
   const bool copying = has("copying") || has("params");
-  const bool node_shared = has("shared") || (mode.substr(0, 6) == "stage3" && !copying);
+  const bool node_shared = has("shared") || (mode.substr(0, 6) == "stage3" && !copying && !has("qweights"));
   const bool is_default = has("default");
   const std::string overlap = is_default ? "" : fmt::format(R"("overlap_comm": {},)", !has("blocking"));
   const char* const store = is_default && !has("shared") && !has("copying") ? "auto"
@@ -119,13 +119,14 @@ std::string json_of(const Options& options, const std::string& mode) {
            "optimizer": {{"type": "{}", "params": {{"lr": 1e-4, "weight_decay": 0.01}}}},
            "gradient_clipping": {}, "bf16": {{"enabled": {}, "check_grad_overflow": {}}},
            "zero_optimization": {{"stage": {}, {} "stage3_max_reuse_distance": 0,
+             "zero_quantized_weights": {}, "zero_quantized_gradients": {},
              "offload_optimizer": {{"device": "{}", "nvme_path": "{}", "buffer_count": {}, "ratio": {}}},
              "offload_param": {{"device": "{}", "nvme_path": "{}"}}}},
            "aio": {{"block_size": {}, "queue_depth": {}}},
            "zerotorch": {{"store": "{}", "update": "{}", "progress_thread": "{}",
              "measured_prefetch": {}, "caching_allocator": {}}}{}}})",
       options.batch, options.accumulation, has("8bit") ? "AdamW8bit" : "AdamW", options.in_backward ? 0.0 : 1.0,
-      !options.fp32, !options.in_backward, mode[5], overlap,
+      !options.fp32, !options.in_backward, mode[5], overlap, has("qweights"), has("qgradients"),
       has("nvme")   ? "nvme"
       : has("host") ? "cpu"
                     : "none",
@@ -289,7 +290,8 @@ nlohmann::json summary(const Options& options, const std::string& mode, const Me
 /// Modes of a kind train alike.
 std::string kind_of(const std::string& mode) {
   std::string kind;
-  for (const char* const word : {"8bit", "late"}) kind += mode.find(word) != std::string::npos ? word : "";
+  for (const char* const word : {"8bit", "late", "qweights", "qgradients"})
+    kind += mode.find(word) != std::string::npos ? word : "";
   return kind;
 }
 

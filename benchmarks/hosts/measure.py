@@ -42,9 +42,11 @@ def theory(mode: str, numel: int, nbytes: int, hosts: int, slots: int) -> float:
         return 2 * (ranks - 1) / ranks * numel * nbytes
     if mode == "fsdp2":  # three rings: two all-gathers and a reduce-scatter
         return 3 * (ranks - 1) / ranks * numel * nbytes
-    gradients = slots * away * numel * nbytes
-    shared = mode.startswith("stage3") and "copying" not in mode
-    parameters = (1 if shared else slots) * away * numel * nbytes  # once for each host, or for each rank
+    # In blocks of 64: 4 or 8 bits each and a number in fp32.
+    gradients = slots * away * numel * (36 / 64 if "qgradients" in mode else nbytes)
+    shared = mode.startswith("stage3") and "copying" not in mode and "qweights" not in mode
+    # Once for each host, or for each rank.
+    parameters = (1 if shared else slots) * away * numel * (68 / 64 if "qweights" in mode else nbytes)
     if mode.startswith("stage3") and not shared:
         parameters *= 2
     return gradients + parameters

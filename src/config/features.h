@@ -107,6 +107,26 @@ inline constexpr Feature kActivationsInHostMemory{
 inline constexpr Feature kNodeShared{"zerotorch.store", "node_shared", [](const Setting& s) {
                                        return s.config.zerotorch.store == Own::Store::kNodeShared;
                                      }};
+inline constexpr Feature kCopying{"zerotorch.store", "copying",
+                                  [](const Setting& s) { return s.config.zerotorch.store == Own::Store::kCopying; }};
+inline constexpr Feature kWholePerHost{
+    "zero_optimization.zero_hpz_partition_size", "above 1",
+    [](const Setting& s) { return s.config.zero_optimization.zero_hpz_partition_size > 1; },
+    [](const Setting& s) { return fmt::format("{}", s.config.zero_optimization.zero_hpz_partition_size); }};
+inline constexpr Feature kQuantizedWeights{"zero_optimization.zero_quantized_weights", "true", [](const Setting& s) {
+                                             return s.config.zero_optimization.zero_quantized_weights;
+                                           }};
+inline constexpr Feature kQuantizedUntrained{
+    "zero_optimization.zero_quantized_nontrainable_weights", "true",
+    [](const Setting& s) { return s.config.zero_optimization.zero_quantized_nontrainable_weights; }};
+inline constexpr Feature kQuantizedGradients{
+    "zero_optimization.zero_quantized_gradients", "true",
+    [](const Setting& s) { return s.config.zero_optimization.zero_quantized_gradients; }};
+inline constexpr Feature kPlainGradients{"zero_optimization.zero_quantized_gradients", "false",
+                                         [](const Setting& s) { return !kQuantizedGradients.is_on(s); }};
+inline constexpr Feature kErrorFeedback{"zero_optimization.zeropp_loco_param", "given", [](const Setting& s) {
+                                          return s.config.zero_optimization.feeds_errors_back();
+                                        }};
 inline constexpr Feature kDeviceTransport{"zerotorch.device_transport", "other than auto", [](const Setting& s) {
                                             return s.config.zerotorch.device_transport != Own::DeviceTransport::kAuto;
                                           }};

@@ -9,7 +9,6 @@ using Zero = Config::ZeroOptimization;
 
 constexpr std::string_view kOneUnit =
     "gradients and gathers travel unit by unit; bound a unit with zerotorch.unit_numel";
-constexpr std::string_view kQuantized = "quantised communication is not built; remove the key";
 constexpr std::string_view kMics = "sharding over a part of the ranks is not built; remove the key";
 
 constexpr Key kZero[] = {
@@ -88,11 +87,36 @@ constexpr Key kZero[] = {
     no_effect("zero_optimization.save_muon_momentum_buffer_in_memory", Kind::kBool, "false",
               "Muon's momentum is in memory at every stage", "true"),
 
-    refused("zero_optimization.zero_hpz_partition_size", Kind::kCount, "1", kMics, "1|0"),
-    refused("zero_optimization.zero_quantized_weights", Kind::kBool, "false", kQuantized, "false"),
-    refused("zero_optimization.zero_quantized_nontrainable_weights", Kind::kBool, "false", kQuantized, "false"),
-    refused("zero_optimization.zero_quantized_gradients", Kind::kBool, "false", kQuantized, "false"),
-    not_built("zero_optimization.zeropp_loco_param", kQuantized, "*"),
+    {.path = "zero_optimization.zero_hpz_partition_size",
+     .kind = Kind::kCount,
+     .fallback = "1",
+     .note = "stage 3: the number of ranks on each host, on which parameters are whole once (zerotorch.store "
+             "node_shared); 1: as zerotorch.store says",
+     .field = field<&Config::zero_optimization, &Zero::zero_hpz_partition_size>},
+    honoured("zero_optimization.zero_quantized_weights", Kind::kBool, "false",
+             "stage 3: units are gathered in zerotorch.weight_quantization",
+             field<&Config::zero_optimization, &Zero::zero_quantized_weights>),
+    honoured("zero_optimization.zero_quantized_nontrainable_weights", Kind::kBool, "false",
+             "the same of units that are not trained",
+             field<&Config::zero_optimization, &Zero::zero_quantized_nontrainable_weights>),
+    honoured("zero_optimization.zero_quantized_gradients", Kind::kBool, "false",
+             "gradients are sent in zerotorch.gradient_quantization",
+             field<&Config::zero_optimization, &Zero::zero_quantized_gradients>),
+    section("zero_optimization.zeropp_loco_param",
+            "with zero_quantized_gradients: errors of quantisation are added to the next step's gradients, if a key of "
+            "it is given"),
+    {.path = "zero_optimization.zeropp_loco_param.err_beta",
+     .kind = Kind::kNumber,
+     .fallback = "null",
+     .note = "the part of the old error that stays in the moving average of errors; 0.8 if reset_T is given",
+     .maximum = 1,
+     .field = field<&Config::zero_optimization, &Zero::zeropp_loco_param, &Zero::ZeroppLocoParam::err_beta>},
+    {.path = "zero_optimization.zeropp_loco_param.reset_T",
+     .kind = Kind::kCount,
+     .fallback = "null",
+     .note = "steps after which errors are forgotten; 1024 if err_beta is given",
+     .minimum = 1,
+     .field = field<&Config::zero_optimization, &Zero::zeropp_loco_param, &Zero::ZeroppLocoParam::reset_T>},
     {.path = "zero_optimization.mics_shard_size",
      .kind = Kind::kCount,
      .fallback = "-1",

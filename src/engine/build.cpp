@@ -281,6 +281,7 @@ void make_store(Engine::Impl& impl, const sharding::ShardingPlan& shards) {
                                         .publish_bucket_numel = zero.allgather_bucket_size,
                                         .overlaps_publish = overlaps_publish(impl, shards),
                                         .updates_in_backward = !shards.update.keeps_gradients};
+  if (shards.weight_wire) options.form = {shards.weight_wire->format, shards.quantizes_trained};
   options.shares_shards = shards.place.copies_from_shared();
   options.disk = disk_of(shards.place.parameters, impl.config, zero.offload_param.nvme_path, impl.observers);
   if (options.disk) options.disk->cuts = shards.parameter_slots();
@@ -309,6 +310,7 @@ void make_reducer(Engine::Impl& impl, const sharding::ShardingPlan& shards, bool
   sharding::ReducerOptions options{
       .bucket_numel = shards.bucket_numel,
       .overlap = shards.overlap,
+      .wire = shards.gradient_wire,
       .disk = disk_of(shards.place.gradients, impl.config, folder, impl.observers),
       .sums_are_gradients = shards.sums_are_gradients && (reads_narrow || shards.gradient_dtype == shards.sum_dtype),
       .copied_by_device = shards.place.states.is_split(),
@@ -527,6 +529,24 @@ void choose_progress_thread(Engine::Impl& impl) {
   }
 }
 
+/// What is quantised on its way, for the log; empty: nothing.
+std::string wire_description(const sharding::ShardingPlan& shards) {
+  const auto bits = [](const sharding::Wire& wire) {
+    return 8.0 * static_cast<double>(optim::block_nbytes(wire.format)) /
+           static_cast<double>(optim::block_numel(wire.format));
+  };
+  std::string text;
+  if (shards.weight_wire) {
+    text += fmt::format("{} gathered in {} bits an element",
+                        shards.quantizes_trained ? "units are" : "untrained units are", bits(*shards.weight_wire));
+  }
+  if (shards.gradient_wire) {
+    text += fmt::format("{}gradients are sent in {} bits an element{}", text.empty() ? "" : ", ",
+                        bits(*shards.gradient_wire), shards.gradient_wire->feedback ? ", with error feedback" : "");
+  }
+  return text;
+}
+
 void log_start(const Engine::Impl& impl, const sharding::ShardingPlan& shards, const std::string& optimizer) {
   if (!impl.groups.is_first()) return;
   for (const auto& notice : impl.config.notices) base::log_info("config: {}", notice);
@@ -542,10 +562,10 @@ void log_start(const Engine::Impl& impl, const sharding::ShardingPlan& shards, c
                  shards.place.reads_in_place() ? "node-shared" : "copying",
                  impl.sharded.model.hosts ? fmt::format(" on {} hosts", impl.sharded.model.hosts->across.size()) : "",
                  numel / 1e6, dtype_name(impl.sharded.model.param_dtype), impl.sharded.model.units.size(), optimizer);
-  for (const std::string& disk :
-       {impl.sharded.store->disk_description(), impl.sharded.optimizer->disk_description(),
+  for (const std::string& line :
+       {wire_description(shards), impl.sharded.store->disk_description(), impl.sharded.optimizer->disk_description(),
         impl.sharded.reducer->disk_description(), impl.compute.activation_home->description()}) {
-    if (!disk.empty()) base::log_info("{}", disk);
+    if (!line.empty()) base::log_info("{}", line);
   }
 }
 

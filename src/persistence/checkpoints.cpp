@@ -514,6 +514,7 @@ void Engine::save_checkpoint(const std::string& folder, const std::string& tag, 
   if (impl.accumulation.window_micro_batches() > 0)
     impl.used_parts.agree(impl.groups, *impl.sharded.reducer, impl.sharded.model.parameters.size());
   persistence::checkpoints_of(impl).save(folder, tag, client_state, options);
+  impl.sharded.reducer->forget_errors();  // a checkpoint has none, and a resumed run is to be the same as this one
 }
 
 void Engine::wait_checkpoint() {

@@ -9,6 +9,10 @@ namespace zero::persistence {
 namespace {
 
 using engine::MicroBatchRandom;
+std::int64_t window_micro_batches_of_rank(const Engine::Impl& impl) {
+  return impl.accumulation.window_micro_batches() / impl.sharded.model.world_size();
+}
+
 /// Sums of a run that skips steps may not be finite; here they would be taken.
 void drop_overflow(Engine::Impl& impl) {
   if (impl.config.skips_non_finite()) return;
@@ -22,7 +26,7 @@ void drop_overflow(Engine::Impl& impl) {
         "skip: they are dropped",
         impl.sharded.model.parameters[*first].name);
   }
-  impl.sharded.reducer->resume_window();
+  impl.sharded.reducer->resume_window(window_micro_batches_of_rank(impl));
 }
 
 void go_on_from(Engine::Impl& impl, const LoadPlan& plan) {
@@ -47,11 +51,12 @@ void go_on_from(Engine::Impl& impl, const LoadPlan& plan) {
 
 void prepare_window(Engine::Impl& impl, const LoadPlan& plan, const LoadOptions& options, bool is_repair) {
   auto& training = impl.training;
+  impl.sharded.reducer->forget_errors();
   // The place in the window goes with its sums, also should reading fail.
   if (plan.keeps_window) {
     training.micro_batches = plan.training.micro_batches;
     training.window_begin = plan.training.window_begin;
-    impl.sharded.reducer->resume_window();
+    impl.sharded.reducer->resume_window(window_micro_batches_of_rank(impl));
     impl.gradients->mark_all();
   } else if (is_repair || !options.module_only) {
     training.micro_batches = training.window_begin;

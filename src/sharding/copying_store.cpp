@@ -46,8 +46,14 @@ CopyingStore::CopyingStore(ShardedModel& model, storage::Ledger& ledger, Timelin
     residents_[i] = model_.home.make_readable(ledger, MemoryKind::kParameters, model_.param_dtype, unit(index).numel);
   }
   if (has_residents_ && !are_all_resident(options_)) {
-    gatherer_ = options_.disk ? make_disk_gatherer(model_, ledger, options_.resident, *options_.disk)
-                              : make_window_gatherer(model_, ledger, options_.resident);
+    gatherer_ = options_.disk   ? make_disk_gatherer(model_, ledger, options_.resident, *options_.disk)
+                : options_.form ? make_quantized_gatherer(model_, ledger, options_.resident, *options_.form)
+                                : make_window_gatherer(model_, ledger, options_.resident);
+  }
+  if (options_.form) {
+    refuse_writes(
+        "operators read rounded values (zero_optimization.zero_quantized_weights), and what is made of them would "
+        "round its master weights; write it within zero::GatheredParameters");
   }
   // One unit ahead, until times have been measured.
   schedule_.set_window(options_.measured_prefetch ? std::min(largest_numel_, options_.prefetch_numel)
@@ -100,7 +106,7 @@ void CopyingStore::publish_shards(bool frozen_too) {
 void CopyingStore::pin(std::span<const int> units) {
   for (int index : units) {
     carry_out(schedule_.pin(index));
-    ++pins_[index];
+    if (++pins_[index] == 1 && is_gathered(index)) gatherer_->make_exact(index);
     enter_use(index, /*is_timed=*/false);  // the program may go past operators here
   }
 }
@@ -109,6 +115,7 @@ void CopyingStore::unpin(std::span<const int> units) {
   for (int index : units) {
     --pins_[index];
     carry_out(schedule_.unpin(index));
+    if (pins_[index] == 0 && is_gathered(index) && schedule_.is_whole(index)) gatherer_->end_exact(index);
   }
 }
 

@@ -105,6 +105,7 @@ class CopyingStore : public ParameterStore {
   };
 
   bool one_sided() const { return !gatherer_ || gatherer_->one_sided(); }
+  bool is_gathered(int unit) const { return gatherer_ && !is_resident(unit); }
   /// In a scope a rank may do what others do not: where gathers are calls of all ranks, it gathers nothing ahead.
   bool is_used_alone(int unit) const { return pins_[static_cast<std::size_t>(unit)] > 0 && !one_sided(); }
   /// `for_use`: what has to be waited for is needed by the operator that comes.

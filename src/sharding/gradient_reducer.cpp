@@ -78,7 +78,7 @@ GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, T
   if (options_.keeps_sums) {
     sums_ = make_sums();
     if (options_.sets_of_sums > 1) other_sums_ = make_sums();
-    rows_.emplace(model_);
+    if (!options_.wire) rows_.emplace(model_);
   }
 }
 
@@ -98,9 +98,10 @@ storage::FlatBuffer GradientReducer::make_buffer(std::int64_t numel) {
 
 /// What depends on the buckets. *Collective.*
 void GradientReducer::make_memory() {
+  std::int64_t largest = 0;
+  for (const auto& bucket : buckets_) largest = std::max(largest, bucket.range.numel());
+  wire_ = make_gradient_wire(model_, ledger_, options_.wire, largest, options_.overlap);
   if (pool_) {
-    std::int64_t largest = 0;
-    for (const auto& bucket : buckets_) largest = std::max(largest, bucket.range.numel());
     pool_limit_numel_ = layout::bucket_pool_limit(largest, options_.overlap);
   } else if (!options_.keeps_sums || !options_.sums_are_gradients) {
     for (auto& bucket : buckets_) {
@@ -120,13 +121,15 @@ void GradientReducer::make_memory() {
   std::vector<int> units;
   for (const Bucket& bucket : buckets_) {
     units.push_back(bucket.unit);
+    std::vector<std::int64_t> counts;
+    for (const std::int64_t numel : bucket.counts) counts.push_back(wire_->sent_numel(numel));
     parcels.push_back(
         {fmt::format("gradients of {} [{}, {})", model_.units[bucket.unit].name, bucket.range.begin, bucket.range.end),
-         bucket.counts});
+         std::move(counts)});
   }
   board_.reset();
   board_ =
-      make_unit_board(model_, "gradients", std::move(parcels), units, model_.gradient_dtype,
+      make_unit_board(model_, "gradients", std::move(parcels), units, wire_->dtype(),
                       [this](int parcel, std::span<const void* const> slices) { reduce(buckets_[parcel], slices); });
 }
 
@@ -347,7 +350,8 @@ void GradientReducer::open(Bucket& bucket) {
 }
 
 void* GradientReducer::place_in_sums(const Bucket& bucket) {
-  if (board_ || !sums_ || !bucket.fresh || sums_->dtype() != model_.gradient_dtype) return nullptr;
+  if (board_ || !wire_->sends_as_is() || !sums_ || !bucket.fresh || sums_->dtype() != model_.gradient_dtype)
+    return nullptr;
   if (from_device_ && !options_.sums_are_gradients) return nullptr;  // it could not copy there beside the host
   sums_->take(bucket.unit);
   void* const all = sums_->in_memory(bucket.unit);
@@ -401,10 +405,9 @@ bool GradientReducer::wait_a_while(Bucket& bucket) {
   return false;
 }
 
-void GradientReducer::take_from_pool(Bucket& bucket) {
-  if (!on_their_way_.empty() && pool_->would_exceed(pool_limit_numel_, bucket.range.numel()))
-    post_arrived(/*all=*/true);
-  while (!sent_.empty() && pool_->would_exceed(pool_limit_numel_, bucket.range.numel())) {
+template <class IsFull>
+void GradientReducer::make_room(const Bucket& bucket, IsFull is_full) {
+  while (!sent_.empty() && is_full()) {
     const Stopwatch watch(timeline_, &StepBreakdown::wait, model_.units[bucket.unit].name);
     const auto done =
         std::find_if(sent_.begin(), sent_.end(), [this](int index) { return buckets_[index].work.test(); });
@@ -412,7 +415,22 @@ void GradientReducer::take_from_pool(Bucket& bucket) {
     if (done == sent_.end() && !wait_a_while(oldest)) break;
     retire(oldest);
   }
+}
+
+void GradientReducer::take_from_pool(Bucket& bucket) {
+  const auto is_full = [&] { return pool_->would_exceed(pool_limit_numel_, bucket.range.numel()); };
+  if (!on_their_way_.empty() && is_full()) post_arrived(/*all=*/true);
+  make_room(bucket, is_full);
   bucket.buffer = pool_->take(bucket.range.numel());
+}
+
+void GradientReducer::pack(Bucket& bucket) {
+  make_room(bucket, [this] { return wire_->is_full(); });
+  FlatBuffer* const gradients = std::exchange(bucket.buffer, nullptr);
+  if (bucket.errors.size() <= micro_batch_) bucket.errors.resize(micro_batch_ + 1);
+  Stopwatch watch(timeline_, &StepBreakdown::gradient_copy, model_.units[bucket.unit].name);
+  bucket.sent_buffer = wire_->pack(gradients, bucket.range.numel(), bucket.errors[micro_batch_]);
+  if (pool_ && bucket.sent_buffer != gradients) pool_->give_back(gradients);
 }
 
 void GradientReducer::copy_in(Bucket& bucket, int parameter, const at::Tensor& gradient, bool add_to) {
@@ -506,7 +524,7 @@ void GradientReducer::send(Bucket& bucket) {
 void GradientReducer::post(Bucket& bucket) {
   const int index = index_of(bucket);
   if (!board_) {
-    bucket.sent_buffer = std::exchange(bucket.buffer, nullptr);
+    pack(bucket);
     const void* mine = bucket.sent_buffer->data();
     reduce(bucket, {&mine, 1});
     retire(bucket);
@@ -517,7 +535,7 @@ void GradientReducer::post(Bucket& bucket) {
     bucket.work.wait();
     retire(bucket);
   }
-  bucket.sent_buffer = std::exchange(bucket.buffer, nullptr);
+  pack(bucket);
   reduced_numel_ += (model_.group_of(bucket.unit).ranks.size() - 1) * mine_of(bucket).numel();
   bucket.work = board_->post(index, bucket.sent_buffer->data());
   sent_.push_back(index);
@@ -564,18 +582,15 @@ double* GradientReducer::block_sumsq_at(const Bucket& bucket, std::int64_t begin
 void GradientReducer::add_slices(const Bucket& bucket, Range piece, Sums sums, std::span<const void* const> slices,
                                  bool first) {
   Stopwatch watch(timeline_, &StepBreakdown::reduce, model_.units[bucket.unit].name);
-  const std::int64_t offset =
-      (piece.begin - mine_of(bucket).begin) * static_cast<std::int64_t>(element_nbytes(model_.gradient_dtype));
-  piece_slices_.clear();
-  for (const void* const slice : slices) piece_slices_.push_back(static_cast<const char*>(slice) + offset);
-  model_.passes->reduce({.accumulator = sums.data,
-                         .slices = piece_slices_,
-                         .dtype = model_.gradient_dtype,
-                         .numel = piece.numel(),
-                         .first = first,
-                         // The norm is that of the whole sum.
-                         .block_sumsq = makes_sumsq_ ? block_sumsq_at(bucket, piece.begin) : nullptr,
-                         .accumulator_dtype = sums.dtype});
+  const optim::ReduceArgs args{.accumulator = sums.data,
+                               .slices = slices,
+                               .dtype = model_.gradient_dtype,
+                               .numel = piece.numel(),
+                               .first = first,
+                               // The norm is that of the whole sum.
+                               .block_sumsq = makes_sumsq_ ? block_sumsq_at(bucket, piece.begin) : nullptr,
+                               .accumulator_dtype = sums.dtype};
+  wire_->reduce(args, piece.begin - mine_of(bucket).begin);
 }
 
 void GradientReducer::add_rows(int parameter, std::span<const RowGradients::RankRows> in_order) {
@@ -617,7 +632,8 @@ void GradientReducer::add_rows(int parameter, std::span<const RowGradients::Rank
 void GradientReducer::retire(Bucket& bucket) {
   bucket.work = {};
   std::erase(sent_, index_of(bucket));
-  if (pool_ && bucket.sent_buffer != &bucket.in_sums) pool_->give_back(bucket.sent_buffer);
+  if (!wire_->release(bucket.sent_buffer) && pool_ && bucket.sent_buffer != &bucket.in_sums)
+    pool_->give_back(bucket.sent_buffer);
   bucket.sent_buffer = nullptr;
 }
 
@@ -723,6 +739,7 @@ const MicroBatchAgreement& GradientReducer::finish_micro_batch(MicroBatchAgreeme
     even_out(1);
   }
   schedule_.end_micro_batch();
+  ++micro_batch_;
   if (rows_) rows_->end_micro_batch();
   adjust_patience();
   for (std::size_t p = 0; p < used_.size(); ++p) {

@@ -22,6 +22,7 @@
 #include "layout/bucket_schedule.h"
 #include "sharding/buffer_pool.h"
 #include "sharding/gradient_sums.h"
+#include "sharding/gradient_wire.h"
 #include "sharding/micro_batch_agreement.h"
 #include "sharding/row_gradients.h"
 #include "sharding/sharded_model.h"
@@ -34,6 +35,8 @@ struct ReducerOptions {
   /// True: a reduction starts when its bucket is complete and finishes while backward continues. False: backward waits
   /// for each reduction.
   bool overlap = true;
+  /// The form in which gradients are sent; not given: as they are.
+  std::optional<Wire> wire;
   /// Where sums are on disk; not given: in memory. `cuts.slot_numel`: most elements of a piece.
   std::optional<offload::DiskOptions> disk;
   /// One rank, of whose window one micro-batch is all: until more comes, a sum is the gradient itself, and is kept in
@@ -131,12 +134,14 @@ class GradientReducer {
   /// Before start_window(): the window's sums, which the caller release()s when it has used them. Until then it may not
   /// be called again. From here on this has the other set, of no window. Local.
   GradientSums& hand_over_sums();
-  /// Sets all sums to zero and the window to one of which micro-batches are over: the caller fills them
-  /// through accumulated(), and the next contribution adds to them. Local.
-  void resume_window();
+  /// Sets all sums to zero and the window to one of which so many micro-batches of this rank are over: the caller fills
+  /// them through accumulated(), and the next contribution adds to them. Local.
+  void resume_window(std::int64_t micro_batches);
   /// True when a gradient arrived since the last finish_micro_batch().
   bool micro_batch_has_gradients() const { return !schedule_.micro_batch_is_empty() || (rows_ && !rows_->empty()); }
   bool window_is_empty() const { return window_is_empty_; }
+  /// What was lost in sending is not made up for in what is sent from here on. Between micro-batches. Local.
+  void forget_errors() { wire_->forget_errors(); }
 
   /// Whether to wait for a parameter's gradient: false while it is frozen. Call between micro-batches.
   void expect(int parameter, bool expected) { schedule_.expect(parameter, expected); }
@@ -178,6 +183,7 @@ class GradientReducer {
     storage::FlatBuffer* buffer = nullptr;       ///< of the open round
     storage::FlatBuffer* sent_buffer = nullptr;  ///< other ranks may still read it
     Work work;                                   ///< the pending reduction
+    std::vector<SentErrors> errors;              ///< by micro-batch of a window
     std::vector<at::Tensor> coming;              ///< gradients that are being copied from an accelerator
     std::optional<c10::Event> arrived;           ///< over when they are here
   };
@@ -204,6 +210,11 @@ class GradientReducer {
   /// Waits up to patience_seconds(); true when the bucket's reduction is complete.
   bool wait_a_while(Bucket& bucket);
   void take_from_pool(Bucket& bucket);
+  /// Retires sent buckets, waiting for them a while each, as long as `is_full()`.
+  template <class IsFull>
+  void make_room(const Bucket& bucket, IsFull is_full);
+  /// What is sent of the bucket's gradients is in sent_buffer.
+  void pack(Bucket& bucket);
   void add_dense(int parameter, const at::Tensor& gradient);
   void add_rows(int parameter, std::span<const RowGradients::RankRows> in_order);
   /// True when part of the parameter is in a bucket in this micro-batch, or was sent.
@@ -253,6 +264,8 @@ class GradientReducer {
   std::optional<RowGradients> rows_;        ///< unless sums are consumed at once
   std::shared_ptr<comm::ExchangeBoard> board_;
   std::unique_ptr<BufferPool> pool_;
+  std::unique_ptr<GradientWire> wire_;
+  std::size_t micro_batch_ = 0;  ///< of the window
   std::int64_t pool_limit_numel_ = 0;
   bool agreed_routed_ = false;  ///< all ranks know that they use different parameters
   bool routed_ = false;         ///< ranks were seen to use different parameters
@@ -262,7 +275,6 @@ class GradientReducer {
   std::unique_ptr<GradientSums> sums_;                  ///< unless they are consumed at once
   std::unique_ptr<GradientSums> other_sums_;            ///< where sums are handed over
   storage::FlatBuffer piece_;                           ///< if sums are consumed at once: those of one bucket
-  std::vector<const void*> piece_slices_;               ///< of the piece that is added to
   std::vector<std::vector<std::int64_t>> unit_counts_;  ///< by unit; only if whole sums are sent to all ranks
   at::Tensor block_sumsq_;                              ///< [blocks] of fp64, in host memory
   at::Tensor device_sumsq_;                             ///< where sums are on a device: what its passes write

@@ -76,7 +76,9 @@ void GradientReducer::start_window() {
   for (Bucket& bucket : buckets_) bucket.fresh = true;
   std::fill(window_used_.begin(), window_used_.end(), 0);
   sumsq_complete_ = false;
+  if (!window_is_empty_) wire_->end_window();
   window_is_empty_ = true;
+  micro_batch_ = 0;
 }
 
 void GradientReducer::scale_sums(double factor) {
@@ -147,7 +149,8 @@ void GradientReducer::hold_sums() {
   window_is_empty_ = false;
 }
 
-void GradientReducer::resume_window() {
+void GradientReducer::resume_window(std::int64_t micro_batches) {
+  micro_batch_ = static_cast<std::size_t>(micro_batches);
   window_is_empty_ = true;
   hold_sums();
   // Which parameters the saved part had gradients of is not kept: all count as used.

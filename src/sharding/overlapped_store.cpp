@@ -67,7 +67,7 @@ class OverlappedStore final : public LateStore<CopyingStore> {
       parcels.push_back({"updated parameters of " + unit(index).name, layout::shard_counts(unit(index).cuts, all)});
       mine.push_back(shard.empty() ? nullptr : residents_[u].data_at(shard.begin));
     }
-    window_ = make_unit_window(model_, "updated parameters", std::move(parcels), mine);
+    window_ = make_unit_window(model_, "updated parameters", std::move(parcels), mine, model_.param_dtype);
   }
 
   std::shared_ptr<comm::ShardWindow> window_;

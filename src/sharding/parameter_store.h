@@ -18,6 +18,7 @@
 #include "sharding/parameter_writes.h"
 #include "sharding/sharded_model.h"
 #include "sharding/timeline.h"
+#include "sharding/unit_gatherer.h"
 
 namespace zero::sharding {
 
@@ -144,6 +145,8 @@ struct CopyingStoreOptions {
   /// far.
   bool measured_prefetch = true;
   std::int64_t publish_bucket_numel = 500'000'000;
+  /// The form in which units are gathered; not given: as they are.
+  std::optional<GatherForm> form;
   /// Shards are in a file of each rank; all ranks are on one host. Else they are in memory.
   std::optional<offload::DiskOptions> disk;
   /// All ranks are on one host, the module is on an accelerator, and shards are in memory there or of the host, once

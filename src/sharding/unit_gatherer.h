@@ -8,6 +8,7 @@
 
 #include "offload/disk_store.h"
 #include "offload/shard_store.h"
+#include "optim/state_format.h"
 #include "sharding/sharded_model.h"
 
 namespace zero::sharding {
@@ -26,6 +27,9 @@ class UnitGatherer {
   virtual double wait(int unit) = 0;
   /// Nobody reads it any more. It is whole.
   virtual void drop(int unit) = 0;
+  /// A whole unit gets the very values of its shards until end_exact(): a gatherer may round what it moves.
+  virtual void make_exact(int unit) { (void)unit; }
+  virtual void end_exact(int unit) { (void)unit; }
   /// Moves on what is under way.
   virtual void progress() {}
 
@@ -53,6 +57,16 @@ inline offload::StoreColumn parameter_column(const ShardedModel& model) {
 /// Of shards in memory, whose other ranks' parts a comm::ShardWindow fetches. *Collective.*
 std::unique_ptr<UnitGatherer> make_window_gatherer(ShardedModel& model, storage::Ledger& ledger,
                                                    const std::vector<bool>& resident);
+
+/// In which form units are gathered.
+struct GatherForm {
+  optim::StateFormat format = optim::StateFormat::kDynamic8;
+  bool of_trained = true;  ///< false: of those only that are not trained
+};
+
+/// As make_window_gatherer(), of values that are quantised. *Collective.*
+std::unique_ptr<UnitGatherer> make_quantized_gatherer(ShardedModel& model, storage::Ledger& ledger,
+                                                      const std::vector<bool>& resident, const GatherForm& form);
 
 /// Of shards in a file of each owner, read into memory that the ranks of the host share: each part of a unit is read
 /// once for all of them, by its owner where that comes in time, else by who needs it. All ranks are on one host.

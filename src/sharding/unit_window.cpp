@@ -9,7 +9,7 @@ namespace {
 class UnitWindow final : public comm::ShardWindow {
  public:
   UnitWindow(const ShardedModel& model, const std::string& label, std::vector<comm::Parcel> parcels,
-             const std::vector<const void*>& mine)
+             const std::vector<const void*>& mine, DType dtype)
       : model_(model) {
     const std::size_t groups = model.shard_groups.size();
     std::vector<std::vector<comm::Parcel>> parcels_of(groups);
@@ -21,8 +21,8 @@ class UnitWindow final : public comm::ShardWindow {
       mine_of[group].push_back(mine[u]);
     }
     for (std::size_t g = 0; g < groups; ++g) {
-      windows_.push_back(model.shard_groups[g].transport->make_shard_window(label, std::move(parcels_of[g]),
-                                                                            model.param_dtype, std::move(mine_of[g])));
+      windows_.push_back(model.shard_groups[g].transport->make_shard_window(label, std::move(parcels_of[g]), dtype,
+                                                                            std::move(mine_of[g])));
     }
   }
 
@@ -46,8 +46,8 @@ class UnitWindow final : public comm::ShardWindow {
 
 std::shared_ptr<comm::ShardWindow> make_unit_window(const ShardedModel& model, const std::string& label,
                                                     std::vector<comm::Parcel> parcels,
-                                                    const std::vector<const void*>& mine) {
-  return std::make_shared<UnitWindow>(model, label, std::move(parcels), mine);
+                                                    const std::vector<const void*>& mine, DType dtype) {
+  return std::make_shared<UnitWindow>(model, label, std::move(parcels), mine, dtype);
 }
 
 }  // namespace zero::sharding

@@ -79,7 +79,7 @@ class WindowGatherer final : public UnitGatherer {
           {"parameters of " + unit.name, layout::shard_counts(unit.cuts, resident[u] ? Range{} : unit.whole())});
       mine.push_back(shard.empty() ? nullptr : shards_->in_memory(0, static_cast<int>(u), shard));
     }
-    window_ = make_unit_window(model_, "parameters", std::move(parcels), mine);
+    window_ = make_unit_window(model_, "parameters", std::move(parcels), mine, model_.param_dtype);
   }
 
   ShardedModel& model_;

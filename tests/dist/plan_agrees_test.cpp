@@ -34,8 +34,9 @@ struct Case {
   bool nvme = false;            ///< masters and states
   bool nvme_gradients = false;  ///< their sums
   bool nvme_parameters = false;
-  bool delayed = false;  ///< updates
-  bool small = false;    ///< small units, buckets and limits: several buckets to a unit, few units live at once
+  bool delayed = false;   ///< updates
+  bool small = false;     ///< small units, buckets and limits: several buckets to a unit, few units live at once
+  std::string wire = {};  ///< more of zero_optimization
 
   std::string json() const {
     return fmt::format(R"({{
@@ -45,13 +46,13 @@ struct Case {
         "allgather_bucket_size": {}, "stage3_param_persistence_threshold": {}, "stage3_max_live_parameters": {},
         "stage3_max_reuse_distance": {}, "stage3_prefetch_bucket_size": {}, "sub_group_size": {},
         "offload_optimizer": {{"device": "{}", "nvme_path": "{}"}},
-        "offload_param": {{"device": "{}", "nvme_path": "{}"}}}},
+        "offload_param": {{"device": "{}", "nvme_path": "{}"}}{}}},
       "zerotorch": {{"store": "{}", "unit_numel": {}, "update": "{}",
         "measured_prefetch": {}, "offload_gradients": {{"device": "{}", "nvme_path": "{}"}}}}}})",
                        small || step_in_backward ? 1 : 2, bf16, of_bf16, optimizer, stage, overlap,
                        small ? 1500 : 500000000, small ? 3000 : 500000000, small ? 0 : 40, small ? 9000 : 1000000000,
                        small ? 0 : 5000, small ? 5000 : 50000000, small ? 2000 : 1000000000, nvme ? "nvme" : "none",
-                       ::testing::TempDir(), nvme_parameters ? "nvme" : "none", ::testing::TempDir(),
+                       ::testing::TempDir(), nvme_parameters ? "nvme" : "none", ::testing::TempDir(), wire,
                        node_shared ? "node_shared" : "copying", small ? 2500 : 0,
                        step_in_backward ? "in_backward"
                        : delayed        ? "delayed"
@@ -65,7 +66,7 @@ struct Case {
                        step_in_backward ? " step in backward" : "", measured ? " measured" : "",
                        hosts > 1 ? " on hosts" : "") +
            (nvme ? " nvme" : "") + (nvme_gradients ? " nvme gradients" : "") +
-           (nvme_parameters ? " nvme parameters" : "") + (delayed ? " delayed" : "");
+           (nvme_parameters ? " nvme parameters" : "") + (delayed ? " delayed" : "") + wire;
   }
 };
 
@@ -110,6 +111,17 @@ std::vector<Case> all_cases() {
                                 R"(, "bf16_optimizer_states": true, "bf16_master_weights_and_grads": true)"}) {
       for (const bool node_shared : {false, true})
         cases.push_back({.stage = stage, .node_shared = node_shared, .bf16 = true, .of_bf16 = of_bf16});
+    }
+    for (const bool small : {false, true}) {
+      const std::string gradients = R"(, "zero_quantized_gradients": true)";
+      const std::string loco = gradients + R"(, "zeropp_loco_param": {"reset_T": 3})";
+      const std::string weights = R"(, "zero_quantized_weights": true)";
+      cases.push_back({.stage = stage, .bf16 = small, .small = small, .wire = gradients});
+      cases.push_back({.stage = stage, .bf16 = !small, .overlap = small, .small = small, .wire = loco});
+      if (stage < 3) continue;
+      for (const bool bf16 : {false, true})
+        cases.push_back({.stage = stage, .bf16 = bf16, .overlap = bf16, .small = small, .wire = weights + loco});
+      cases.push_back({.stage = stage, .small = small, .wire = R"(, "zero_quantized_nontrainable_weights": true)"});
     }
     if (stage == 0) continue;
     for (const bool small : {false, true}) {

@@ -236,8 +236,14 @@ TEST(ConfigErrors, RefusedWhenOnAcceptedWhenOff) {
   EXPECT_NE(error_of(R"({"tensor_parallel": {"autotp_size": 4}})"), "");
   EXPECT_EQ(error_of(R"({"tensor_parallel": {"autotp_size": 0}})"), "");
   EXPECT_NE(error_of(R"({"zero_optimization": {"zenflow": {"topk_ratio": 0.1}}})"), "");
-  EXPECT_NE(error_of(R"({"zero_optimization": {"zero_quantized_weights": true}})"), "");
-  EXPECT_NE(error_of(R"({"zero_optimization": {"zero_hpz_partition_size": 8}})"), "");
+  EXPECT_NE(error_of(R"({"zero_optimization": {"stage": 2, "zero_quantized_weights": true}})"), "");
+  EXPECT_EQ(error_of(R"({"zero_optimization": {"stage": 3, "zero_quantized_weights": true}})"), "");
+  EXPECT_NE(error_of(R"({"zero_optimization": {"stage": 2, "zero_hpz_partition_size": 8}})"), "");
+  EXPECT_EQ(error_of(R"({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}})"), "");
+  EXPECT_NE(error_of(R"({"zero_optimization": {"zeropp_loco_param": {"err_beta": 0.5}}})"), "");
+  EXPECT_NE(error_of(R"({"zero_optimization": {"zero_quantized_gradients": true,
+                                               "zeropp_loco_param": {"err_beta": 1.5}}})"),
+            "");
   EXPECT_EQ(error_of(R"({"zero_optimization": {"zero_hpz_partition_size": 1, "mics_shard_size": -1}})"), "");
   EXPECT_NE(error_of(R"({"zero_optimization": {"mics_shard_size": 4}})"), "");
   EXPECT_EQ(error_of(R"({"prescale_gradients": true, "gradient_predivide_factor": 2})"), "");

@@ -18,6 +18,7 @@ namespace zero::optim::state_formats_test {
 namespace {
 
 constexpr auto kSigned = StateFormat::kDynamic8, kUnsigned = StateFormat::kDynamic8Unsigned;
+constexpr auto k4 = StateFormat::kLinear4;
 constexpr std::int64_t kBlock = kQuantizedBlockNumel;
 
 using Floats = std::vector<float>;
@@ -73,7 +74,7 @@ std::vector<double> fractions(bool is_signed) {
 }
 
 TEST(StateFormats, EveryInstructionSetHasTheSameBytes) {
-  for (const StateFormat format : {StateFormat::kBFloat16, StateFormat::kFloat16, kSigned, kUnsigned}) {
+  for (const StateFormat format : {StateFormat::kBFloat16, StateFormat::kFloat16, kSigned, kUnsigned, k4}) {
     for (const double decades : {0.5, 3.0, 9.0}) {
       const Floats values = values_over(decades, 40 * kBlock, 5, format != kUnsigned);
       const Bytes want = narrowed(generic::kKernels, format, values);
@@ -127,8 +128,8 @@ TEST(StateFormats, HalvesAreConvertedAsTheirElementsAre) {
 
 /// Where a block's largest magnitude, or its inverse, is subnormal.
 TEST(StateFormats, EightBitsOfTheSmallestAndLargestNumbers) {
-  for (const StateFormat format : {kSigned, kUnsigned}) {
-    const Floats values = values_over(2.0, 20 * kBlock, 11, format == kSigned);
+  for (const StateFormat format : {kSigned, kUnsigned, k4}) {
+    const Floats values = values_over(2.0, 20 * kBlock, 11, format != kUnsigned);
     const Bytes codes = narrowed(generic::kKernels, format, values);
     for (const float scale : {0x1p-147f, 0x1p-129f, 0x1p-128f, 0x1p124f, 0x1p126f}) {
       Floats scaled = values;
@@ -143,7 +144,7 @@ TEST(StateFormats, EightBitsOfTheSmallestAndLargestNumbers) {
       if (scale < 1) continue;
       // Exactly scaled: the same codes, after another largest magnitude.
       for (std::size_t i = 0; i < codes.size(); ++i) {
-        if (i % (kBlock + 4) < 4) continue;
+        if (i % static_cast<std::size_t>(block_nbytes(format)) < 4) continue;
         ASSERT_EQ(codes[i], want[i]) << scale << ' ' << i;
       }
     }
@@ -151,7 +152,7 @@ TEST(StateFormats, EightBitsOfTheSmallestAndLargestNumbers) {
 }
 
 TEST(StateFormats, WhatWasWidenedIsNarrowedToTheSameBytes) {
-  for (const StateFormat format : {StateFormat::kBFloat16, StateFormat::kFloat16, kSigned, kUnsigned}) {
+  for (const StateFormat format : {StateFormat::kBFloat16, StateFormat::kFloat16, kSigned, kUnsigned, k4}) {
     for (const double decades : {0.1, 2.0, 7.0, 12.0}) {
       const Bytes once = narrowed(kernels(), format, values_over(decades, 64 * kBlock, 9, format != kUnsigned));
       EXPECT_EQ(narrowed(kernels(), format, widened(kernels(), format, once)), once) << decades;
@@ -194,9 +195,34 @@ TEST(StateFormats, EightBitsTakeTheNearestFractionOfTheLargest) {
   }
 }
 
+TEST(StateFormats, FourBitsTakeTheNearestSeventhOfTheLargest) {
+  const Floats values = values_over(2, 200 * kBlock, 3, true);
+  const Bytes kept = narrowed(kernels(), k4, values);
+  EXPECT_EQ(kept.size(), 200u * 36);
+  const Floats back = widened(kernels(), k4, kept);
+  double worst = 0;
+  for (std::size_t begin = 0; begin < values.size(); begin += kBlock) {
+    double largest = 0;
+    for (std::size_t i = begin; i < begin + kBlock; ++i) largest = std::max<double>(largest, std::fabs(values[i]));
+    for (std::size_t i = begin; i < begin + kBlock; ++i) {
+      const double sevenths = 7 * values[i] / largest;
+      worst = std::max(worst, std::fabs(back[i] - values[i]) / largest);
+      EXPECT_NEAR(7 * back[i] / largest,
+                  std::fabs(std::fabs(sevenths) - std::floor(std::fabs(sevenths)) - 0.5) < 1e-4 ? 7 * back[i] / largest
+                                                                                                : std::round(sevenths),
+                  1e-5);
+      if (std::fabs(values[i]) == largest) {
+        EXPECT_EQ(back[i], values[i]);
+      }
+    }
+  }
+  EXPECT_LE(worst, 0.072);
+  EXPECT_GT(worst, 0.065);
+}
+
 TEST(StateFormats, ZerosStayAndWhatIsNotFiniteIsSeen) {
   for (const Kernels* set : all_kernels()) {
-    for (const StateFormat format : {kSigned, kUnsigned}) {
+    for (const StateFormat format : {kSigned, kUnsigned, k4}) {
       Floats values(4 * kBlock, 0.0f);
       values[70] = std::numeric_limits<float>::quiet_NaN();
       values[2 * kBlock + 5] = std::numeric_limits<float>::infinity();

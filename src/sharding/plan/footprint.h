@@ -129,8 +129,10 @@ void declare_optimizer(Footprint& out);
 inline constexpr std::int64_t kMostBuckets = 200'000;
 
 struct GatherUse {
-  std::int64_t pool_numel = 0;      ///< buffers of the pool together, at most
-  std::int64_t gathered_numel = 0;  ///< elements of all gathers of one step, once the order is known
+  std::int64_t pool_numel = 0;       ///< buffers of the pool together, at most
+  std::int64_t codes_nbytes = 0;     ///< the same of those that quantised units come in
+  std::int64_t gathered_numel = 0;   ///< elements of all gathers of one step, once the order is known
+  std::int64_t gathered_nbytes = 0;  ///< the same as they are sent
 };
 /// The copying store's gather buffers.
 GatherUse gather_use(const ShardingPlan& shards, const Workload& work, const Config& config);

@@ -28,7 +28,8 @@ class GatherPool {
                   {.max_live_numel = config.zero_optimization.stage3_max_live_parameters,
                    .max_reuse_numel = config.zero_optimization.stage3_max_reuse_distance,
                    .window_numel = shards.prefetch_numel}),
-        buffer_of_(shards.units.size(), -1) {}
+        buffer_of_(shards.units.size(), -1),
+        codes_of_(shards.units.size(), -1) {}
 
   void operate(const std::vector<int>& units, int phase) {
     for (const int unit : units) carry_out(schedule_.use(unit, phase));
@@ -36,19 +37,24 @@ class GatherPool {
   }
   void publish() { carry_out(schedule_.publish()); }
 
-  void start_step() { gathered_numel_ = 0; }
-  GatherUse use() const { return {buffers_.total_numel(), gathered_numel_}; }
+  void start_step() { gathered_numel_ = gathered_nbytes_ = 0; }
+  GatherUse use() const { return {buffers_.total_numel(), codes_.total_numel(), gathered_numel_, gathered_nbytes_}; }
 
  private:
   void carry_out(layout::GatherSchedule::Commands commands) {
     using Command = layout::GatherSchedule::Command;
     for (const Command& command : commands) {
       int& buffer = buffer_of_[command.unit];
+      const auto format = shards_.gathered_format(static_cast<std::size_t>(command.unit));
       if (command.kind == Command::kRelease) buffers_.give_back(buffer);
+      if (command.kind == Command::kWait && format) codes_.give_back(codes_of_[command.unit]);
       if (command.kind != Command::kGather) continue;
       const std::int64_t numel = shards_.units[command.unit].numel;
+      const std::int64_t nbytes = format ? optim::nbytes_of(*format, numel) : numel * shards_.low_nbytes();
       buffer = buffers_.take_or_make(numel);
+      if (format) codes_of_[command.unit] = codes_.take_or_make(nbytes);
       gathered_numel_ += numel;
+      gathered_nbytes_ += nbytes;
     }
   }
 
@@ -56,7 +62,9 @@ class GatherPool {
   layout::GatherSchedule schedule_;
   layout::BestFit buffers_;
   std::vector<int> buffer_of_;  ///< by unit
-  std::int64_t gathered_numel_ = 0;
+  layout::BestFit codes_;       ///< in bytes
+  std::vector<int> codes_of_;   ///< by unit
+  std::int64_t gathered_numel_ = 0, gathered_nbytes_ = 0;
 };
 
 std::vector<int> unit_of_parameter(const ShardingPlan& shards) {
@@ -102,6 +110,7 @@ GatherUse gather_use(const ShardingPlan& shards, const Workload& work, const Con
   const auto more =
       static_cast<double>(std::max<std::int64_t>(work.micro_batches, 1)) / static_cast<double>(micro_batches);
   use.gathered_numel = static_cast<std::int64_t>(static_cast<double>(use.gathered_numel) * more);
+  use.gathered_nbytes = static_cast<std::int64_t>(static_cast<double>(use.gathered_nbytes) * more);
   return use;
 }
 

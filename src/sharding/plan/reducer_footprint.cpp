@@ -59,6 +59,28 @@ void declare_sums(Footprint& out, std::int64_t micro_batches) {
   }
 }
 
+/// What gradients are packed into, and what is kept of what packing has lost.
+void declare_wire(Footprint& out, std::int64_t micro_batches) {
+  const ShardingPlan& shards = out.shards();
+  if (!shards.gradient_wire) return;
+  std::int64_t largest = 0, numel = 0;
+  for (const auto& unit : shards.units) {
+    if (!unit.trainable) continue;
+    numel += unit.numel;
+    if (shards.padded_numel() / shards.bucket_numel > kMostBuckets) {
+      largest = std::max(largest, std::min(unit.numel, shards.bucket_numel));
+      continue;
+    }
+    for (const Range bucket : layout::bucket_ranges(unit.numel, shards.bucket_numel))
+      largest = std::max(largest, bucket.numel());
+  }
+  const bool in_flight = shards.overlap && shards.world_size > 1;
+  out.reach(MemoryKind::kBuckets, shards.memory_tier(),
+            layout::bucket_pool_limit(shards.sent_gradient_nbytes(largest), in_flight));
+  if (shards.gradient_wire->feedback)
+    out.reach(MemoryKind::kGradients, shards.memory_tier(), micro_batches * optim::nbytes_of(kErrorFormat, numel));
+}
+
 /// Every rank learns the others' block sums and a hash of their order of use, as fp64 (GradientNorm).
 double norm_nbytes(const ShardingPlan& shards) {
   const auto blocks = static_cast<double>(shards.padded_numel(true)) / static_cast<double>(layout::kBlockNumel);
@@ -83,6 +105,7 @@ std::int64_t largest_piece(const ShardingPlan& shards, int rank) {
 void declare_reducer(Footprint& out, const Workload& work) {
   const ShardingPlan& shards = out.shards();
   declare_sums(out, work.micro_batches);
+  declare_wire(out, work.micro_batches);
   const std::int64_t buckets = bucket_pool_numel(shards, work) * shards.gradient_nbytes();
   if (shards.sharding.gradients) {
     out.reach(MemoryKind::kBuckets, shards.memory_tier(), buckets);
@@ -91,8 +114,7 @@ void declare_reducer(Footprint& out, const Workload& work) {
   }
   const auto trainable = static_cast<double>(shards.padded_numel(/*trainable_only=*/true));
   const double added = static_cast<double>(work.micro_batches) * trainable;
-  const auto gradient = static_cast<double>(shards.gradient_nbytes());
-  if (shards.place.uploads()) out.traffic.from_device_nbytes += added * gradient;
+  if (shards.place.uploads()) out.traffic.from_device_nbytes += added * static_cast<double>(shards.gradient_nbytes());
   if (shards.world_size == 1) return;
   const double others = (shards.world_size - 1.0) / shards.world_size;
   // Without sharded optimizer states every rank receives all sums.
@@ -100,7 +122,8 @@ void declare_reducer(Footprint& out, const Workload& work) {
   out.traffic.reduced_numel += added * others;
   out.traffic.published_numel += to_all;
   out.traffic.from_ranks_nbytes +=
-      added * others * gradient + to_all * static_cast<double>(shards.sum_nbytes()) + norm_nbytes(shards);
+      static_cast<double>(work.micro_batches * shards.sent_gradient_nbytes(shards.padded_numel(true))) * others +
+      to_all * static_cast<double>(shards.sum_nbytes()) + norm_nbytes(shards);
 }
 
 }  // namespace zero::sharding

@@ -30,6 +30,8 @@ using OffloadDevice = Config::OffloadDevice;
 /// Of parameters in memory.
 bool use_node_shared(const Config& config, const Ranks& ranks, const ShardingPlan& shards) {
   using Store = Config::Zerotorch::Store;
+  if (config.zero_optimization.zero_hpz_partition_size > 1) return shards.world_size > 1;
+  if (shards.weight_wire) return false;
   const auto wanted = config.zerotorch.store;
   if (wanted != Store::kAuto) return wanted == Store::kNodeShared;
   if (!ranks.module_on_cpu || shards.world_size == 1 || !shards.sharding.parameters) return false;
@@ -44,7 +46,8 @@ bool use_node_shared(const Config& config, const Ranks& ranks, const ShardingPla
 bool stays_whole(const Config& config, const Ranks& ranks, const ShardingPlan& shards) {
   if (!shards.sharding.parameters) return true;
   const auto& zero = config.zero_optimization;
-  if (shards.world_size > 1 || zero.offload_param.device == OffloadDevice::kNvme) return false;
+  // What is gathered is rounded, so that one rank gathers as well.
+  if (shards.world_size > 1 || zero.offload_param.device == OffloadDevice::kNvme || shards.weight_wire) return false;
   const bool in_host_memory = zero.cpu_offload_param || zero.offload_param.device != OffloadDevice::kNone;
   return ranks.module_on_cpu || !ranks.on_cpu || !in_host_memory;
 }
@@ -152,10 +155,40 @@ layout::Placements place(const config::Setting& setting, const Ranks& ranks, con
   return place;
 }
 
+optim::StateFormat format_of(Config::Zerotorch::Quantization quantization) {
+  return quantization == Config::Zerotorch::Quantization::kDynamic8 ? optim::StateFormat::kDynamic8
+                                                                    : optim::StateFormat::kLinear4;
+}
+
+void choose_wires(const Config& config, ShardingPlan& shards) {
+  constexpr double kDecay = 0.8;
+  constexpr std::int64_t kResetWindows = 1024;
+  const auto& zero = config.zero_optimization;
+  shards.quantizes_trained = zero.zero_quantized_weights;
+  if (zero.zero_quantized_weights || zero.zero_quantized_nontrainable_weights)
+    shards.weight_wire = Wire{.format = format_of(config.zerotorch.weight_quantization)};
+  if (!zero.zero_quantized_gradients) return;
+  shards.gradient_wire = Wire{.format = format_of(config.zerotorch.gradient_quantization)};
+  const auto& loco = zero.zeropp_loco_param;
+  if (zero.feeds_errors_back())
+    shards.gradient_wire->feedback = {.decay = loco.err_beta.value_or(kDecay),
+                                      .reset_windows = loco.reset_T.value_or(kResetWindows)};
+}
+
+void check_ranks_per_host(const Config& config, const Ranks& ranks) {
+  const std::int64_t wanted = config.zero_optimization.zero_hpz_partition_size;
+  if (wanted <= 1 || ranks.count == 1) return;
+  if (ranks.alike_hosts && wanted * ranks.hosts == ranks.count) return;
+  throw ConfigError(
+      fmt::format("zero_optimization.zero_hpz_partition_size: {}, but there are {} ranks on {} host{}: parameters are "
+                  "whole once per host; write the number of ranks on each host, or remove the key",
+                  wanted, ranks.count, ranks.hosts, ranks.hosts == 1 ? "" : "s"));
+}
+
 /// Optimizers of whole tensors work in the memory of their sums, in fp32.
 bool sums_are_gradients(const Config& config, const Ranks& ranks, const ShardingPlan& shards) {
   const bool has_one = ranks.count == 1 && config.gradient_accumulation_steps == 1;
-  if (!has_one || shards.place.gradients.is_on_disk()) return false;
+  if (!has_one || shards.gradient_wire || shards.place.gradients.is_on_disk()) return false;
   const bool changes_them = optim::rule_of(config).whole || optim::rule_of(config, /*by_muon=*/false).whole;
   return shards.sum_dtype == shards.gradient_dtype || (shards.sum_dtype == DType::kFloat32 && !changes_them);
 }
@@ -238,6 +271,7 @@ ShardingPlan plan_sharding(const std::vector<layout::ParameterInfo>& parameters,
   const config::Setting setting{
       .config = config, .module_on_gpu = !ranks.module_on_cpu, .shards_on_gpu = !ranks.on_cpu, .hosts = ranks.hosts};
   config::refuse_excluded(setting);
+  check_ranks_per_host(config, ranks);
   const auto& zero = config.zero_optimization;
   ShardingPlan shards;
   shards.units = layout::make_units(tree, parameters, unit_options(config, tree));
@@ -253,6 +287,7 @@ ShardingPlan plan_sharding(const std::vector<layout::ParameterInfo>& parameters,
   shards.bucket_numel = layout::bucket_numel(zero.reduce_bucket_size, ranks.count, ranks.on_cpu);
   shards.prefetch_numel = shards.overlap ? zero.stage3_prefetch_bucket_size : 0;
   shards.sub_group_numel = layout::round_up(zero.sub_group_numel(), layout::kBlockNumel);
+  choose_wires(config, shards);
   shards.place = place(setting, ranks, shards);
   constexpr std::int64_t kMostUpdatedNumel = 4 << 20;
   if (std::ranges::find(shards.place.states.on_device, true) != shards.place.states.on_device.end())

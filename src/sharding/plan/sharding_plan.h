@@ -1,6 +1,7 @@
 #pragma once
 // From a configuration and a model's parameters to what the other rooms are told: units, what is sharded, which store,
 // sizes of buckets. The engine builds from it, and the plan computes with the same. No libtorch.
+#include <optional>
 #include <vector>
 
 #include "config/update_kind.h"
@@ -11,6 +12,7 @@
 #include "layout/tensor_rounds.h"
 #include "layout/units.h"
 #include "optim/rule.h"
+#include "optim/state_format.h"
 #include "zero/config.h"
 #include "zero/dtype.h"
 
@@ -31,6 +33,19 @@ struct Ranks {
 /// name another way, and where it names NCCL.
 bool wants_nccl(const Config& config, int hosts);
 
+/// The quantised form in which values travel between ranks.
+struct Wire {
+  optim::StateFormat format = optim::StateFormat::kDynamic8;
+  /// What values lose is added to the next ones.
+  struct Feedback {
+    double decay = 0;                ///< the part of the old error that stays in the moving average
+    std::int64_t reset_windows = 1;  ///< accumulation windows after which errors are forgotten
+  };
+  std::optional<Feedback> feedback = {};
+};
+/// What errors are kept in.
+inline constexpr optim::StateFormat kErrorFormat = optim::StateFormat::kDynamic8;
+
 struct ShardingPlan {
   std::vector<layout::Unit> units;
   layout::Sharding sharding;
@@ -39,6 +54,9 @@ struct ShardingPlan {
   DType param_dtype = DType::kFloat32;
   DType gradient_dtype = DType::kFloat32;  ///< what gradients travel in
   DType sum_dtype = DType::kFloat32;       ///< they are added in
+  std::optional<Wire> gradient_wire;       ///< not given: they are sent as they are
+  std::optional<Wire> weight_wire;         ///< the same of gathered units
+  bool quantizes_trained = false;          ///< weight_wire is of units that are trained, too
   /// Of one rank whose window is one micro-batch: a sum is a gradient itself, and kept in the dtype of gradients, into
   /// which these come straight, or consumed where it is.
   bool sums_are_gradients = false;
@@ -70,6 +88,15 @@ struct ShardingPlan {
   std::int64_t gradient_nbytes() const { return static_cast<std::int64_t>(element_nbytes(gradient_dtype)); }
   std::int64_t sum_nbytes() const {
     return static_cast<std::int64_t>(element_nbytes(sums_are_gradients ? gradient_dtype : sum_dtype));
+  }
+  /// Of so many gradients, as they are sent.
+  std::int64_t sent_gradient_nbytes(std::int64_t numel) const {
+    return gradient_wire ? optim::nbytes_of(gradient_wire->format, numel) : numel * gradient_nbytes();
+  }
+  /// The form in which a unit is gathered.
+  std::optional<optim::StateFormat> gathered_format(std::size_t unit) const {
+    const bool is_quantized = weight_wire && !resident[unit] && (quantizes_trained || !units[unit].trainable);
+    return is_quantized ? std::optional(weight_wire->format) : std::nullopt;
   }
   /// Bytes of the optimizer's states of `range`, which begins and ends where shards may; and of their values
   /// in fp32.

@@ -52,11 +52,16 @@ void declare_units(Footprint& out) {
     const bool is_whole = shards.resident[u] && !place.copies_from_shared();
     if (is_whole || !place.parameters.is_on_disk()) hold(shards.memory_tier(), is_whole ? Share::kWhole : of_shard);
     if (shards.resident[u] && is_copied) hold(Tier::kDevice, Share::kWhole);
+    if (const auto format = shards.gathered_format(u)) {
+      out.hold_of_unit(MemoryKind::kParameters, shards.memory_tier(), u, Share::kShard,
+                       [format](layout::Range range) { return optim::nbytes_of(*format, range.numel()); });
+    }
   }
 }
 
 /// Elements that a step gathers, on average over ranks, and publishes.
-void declare_traffic(Footprint& out, double gathered_numel) {
+void declare_traffic(Footprint& out, const GatherUse& gather) {
+  const auto gathered_numel = static_cast<double>(gather.gathered_numel);
   const ShardingPlan& shards = out.shards();
   const layout::Placements& place = shards.place;
   StepTraffic& traffic = out.traffic;
@@ -69,13 +74,16 @@ void declare_traffic(Footprint& out, double gathered_numel) {
   const double world = shards.world_size, others = (world - 1) / world;
   // From a disk nothing comes from other ranks, nor where a host has everything.
   const bool is_on_host = place.uploads() && place.parameters.tier == Tier::kHostShared;
-  if (!place.parameters.is_on_disk() && !is_on_host) traffic.gathered_numel += gathered_numel * others;
+  if (!place.parameters.is_on_disk() && !is_on_host) {
+    traffic.gathered_numel += gathered_numel * others;
+    traffic.from_ranks_nbytes += static_cast<double>(gather.gathered_nbytes) * others;
+  }
   const double to_all = is_on_host || !shards.sharding.optimizer_states ? 0 : resident * others;
   // Parameters that exist once on every host: to each host once.
   const auto trainable = static_cast<double>(shards.padded_numel(/*trainable_only=*/true));
   const double to_hosts = place.reads_in_place() ? trainable * (shards.hosts - 1) / world : 0;
   traffic.published_numel += to_all + to_hosts;
-  traffic.from_ranks_nbytes += (traffic.gathered_numel + to_all) * low;
+  traffic.from_ranks_nbytes += to_all * low;
   traffic.to_hosts_nbytes += to_hosts * low;
 }
 
@@ -88,11 +96,12 @@ void declare_store(Footprint& out, const Workload& work, const Config& config) {
   const bool is_there = layout::is_on_device(shards.memory_tier());
   if (is_there || shards.place.uploads())
     out.reach(MemoryKind::kGather, Tier::kDevice, gather.pool_numel * shards.low_nbytes());
-  if (!is_there) out.reach(MemoryKind::kGather, Tier::kHost, gather_nbytes_of_host(shards, gather.pool_numel));
+  if (!is_there)
+    out.reach(MemoryKind::kGather, Tier::kHost, gather_nbytes_of_host(shards, gather.pool_numel) + gather.codes_nbytes);
   const auto gathered = static_cast<double>(gather.gathered_numel);
   if (shards.place.parameters.is_on_disk())
     out.hold_on_disk([&shards, gathered](int rank) { return disk_use(shards, rank, gathered); });
-  declare_traffic(out, gathered);
+  declare_traffic(out, gather);
 }
 
 }  // namespace zero::sharding

@@ -1,0 +1,54 @@
+#pragma once
+// GradientWire: the form in which gradients travel to the owners of their shards, as they are or in fewer bits.
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "optim/kernels.h"
+#include "sharding/plan/sharding_plan.h"
+#include "sharding/sharded_model.h"
+#include "storage/flat_buffer.h"
+#include "storage/ledger.h"
+
+namespace zero::sharding {
+
+/// What the values of a range of gradients have lost when they were sent last, for the next time.
+struct SentErrors {
+  storage::FlatBuffer kept;  ///< empty until they have been sent
+  std::int64_t era = -1;     ///< they count within it
+};
+
+/// Ranges are whole blocks of the layout, which no form cuts: what is sent of an element depends neither on buckets nor
+/// on ranks. Local. reduce() may run beside the others, each in one thread at a time.
+class GradientWire {
+ public:
+  virtual ~GradientWire() = default;
+
+  /// Gradients are sent from where they are; a rank alone may put them straight into sums.
+  virtual bool sends_as_is() const = 0;
+  /// What is sent: elements of this dtype, so many for `numel` gradients.
+  virtual DType dtype() const = 0;
+  virtual std::int64_t sent_numel(std::int64_t numel) const = 0;
+
+  /// Packing more takes memory beyond what is meant to be under way at a time.
+  virtual bool is_full() const { return false; }
+  /// What is sent of the first `numel` of `gradients`: the same buffer, or one that release() takes, and `gradients`
+  /// are no longer needed. `errors`: of this range in this micro-batch of a window.
+  virtual storage::FlatBuffer* pack(storage::FlatBuffer* gradients, std::int64_t numel, SentErrors& errors) = 0;
+  /// False: it is the caller's.
+  virtual bool release(storage::FlatBuffer* sent) = 0;
+  /// As Passes::reduce(), of gradients from `from` on in each slice, where `args.slices` are as sent.
+  virtual void reduce(const optim::ReduceArgs& args, std::int64_t from) = 0;
+
+  /// A window of micro-batches is over.
+  virtual void end_window() {}
+  /// Errors so far do not count from here on.
+  virtual void forget_errors() {}
+};
+
+/// `largest_numel`: most gradients that are packed at once.
+std::unique_ptr<GradientWire> make_gradient_wire(const ShardedModel& model, storage::Ledger& ledger,
+                                                 const std::optional<Wire>& form, std::int64_t largest_numel,
+                                                 bool overlap);
+
+}  // namespace zero::sharding
