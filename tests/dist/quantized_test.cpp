@@ -51,7 +51,8 @@ struct Setting {
   std::string precision = kFp32;
   std::optional<StateFormat> weights = {}, gradients = {};
   std::string loco = "{}";
-  std::int64_t bucket_numel = 3000, persistent_numel = 50;
+  std::int64_t bucket_numel = 3000, persistent_numel = 50, batch = kMicroBatches;
+  double clipping = 0.5;
   bool overlap = false;
   std::string own = {};  ///< more keys of zerotorch
 
@@ -59,13 +60,13 @@ struct Setting {
     const auto name = [](const std::optional<StateFormat>& format, const char* otherwise) {
       return !format ? otherwise : *format == StateFormat::kLinear4 ? "linear4" : "dynamic8";
     };
-    return fmt::format(R"({{"train_batch_size": {}, "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0.5,
+    return fmt::format(R"({{"train_batch_size": {}, "train_micro_batch_size_per_gpu": 1, "gradient_clipping": {},
       "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01, "weight_decay": 0.1}}}}, {},
       "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": {}, "reduce_bucket_size": {},
         "overlap_comm": {}, "stage3_max_reuse_distance": 2000, "zero_quantized_weights": {},
         "zero_quantized_gradients": {}, "zeropp_loco_param": {}}},
       "zerotorch": {{"seed": 5, "unit_numel": 3000, "weight_quantization": "{}", "gradient_quantization": "{}" {}}}}})",
-                       kMicroBatches, precision, stage, persistent_numel, bucket_numel, overlap, weights.has_value(),
+                       batch, clipping, precision, stage, persistent_numel, bucket_numel, overlap, weights.has_value(),
                        gradients.has_value(), loco, name(weights, "dynamic8"), name(gradients, "linear4"), own);
   }
 };
@@ -263,6 +264,23 @@ TEST(QuantizedEverywhere, HasOneCurve) {
     const OneHostAsSeveral hosts(1);
     expect_all_ok(spawn(2, [&](Group group) { EXPECT_EQ(curve_of(group, base, 7), want); }));
   }
+}
+
+/// With updates at other times: in backward those of a step that waits, a step late another curve, of its own.
+TEST(QuantizedEverywhere, HasOneCurveWithEachUpdate) {
+  Setting base{.weights = StateFormat::kDynamic8, .gradients = StateFormat::kLinear4};
+  base.clipping = 0;
+  base.batch = 2;
+  Setting in_backward = base, delayed = base;
+  in_backward.own = R"(, "update": "in_backward")";
+  delayed.own = R"(, "update": "delayed")";
+  const Curve want = curve_of(Group(), base, 5), want_delayed = curve_of(Group(), delayed, 5);
+  EXPECT_NE(want.states, want_delayed.states);
+  expect_all_ok(spawn(2, [&](Group group) {
+    EXPECT_EQ(curve_of(group, base, 5), want);
+    EXPECT_EQ(curve_of(group, in_backward, 5), want);
+    EXPECT_EQ(curve_of(group, delayed, 5), want_delayed);
+  }));
 }
 
 TEST_P(Quantized, AResumedRunIsTheSame) {

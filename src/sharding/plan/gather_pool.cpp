@@ -38,7 +38,9 @@ class GatherPool {
   void publish() { carry_out(schedule_.publish()); }
 
   void start_step() { gathered_numel_ = gathered_nbytes_ = 0; }
-  GatherUse use() const { return {buffers_.total_numel(), codes_.total_numel(), gathered_numel_, gathered_nbytes_}; }
+  GatherUse use() const {
+    return {exact_.total_numel() + rounded_.total_numel(), codes_.total_numel(), gathered_numel_, gathered_nbytes_};
+  }
 
  private:
   void carry_out(layout::GatherSchedule::Commands commands) {
@@ -46,12 +48,13 @@ class GatherPool {
     for (const Command& command : commands) {
       int& buffer = buffer_of_[command.unit];
       const auto format = shards_.gathered_format(static_cast<std::size_t>(command.unit));
-      if (command.kind == Command::kRelease) buffers_.give_back(buffer);
+      layout::BestFit& buffers = format ? rounded_ : exact_;
+      if (command.kind == Command::kRelease) buffers.give_back(buffer);
       if (command.kind == Command::kWait && format) codes_.give_back(codes_of_[command.unit]);
       if (command.kind != Command::kGather) continue;
       const std::int64_t numel = shards_.units[command.unit].numel;
       const std::int64_t nbytes = format ? optim::nbytes_of(*format, numel) : numel * shards_.low_nbytes();
-      buffer = buffers_.take_or_make(numel);
+      buffer = buffers.take_or_make(numel);
       if (format) codes_of_[command.unit] = codes_.take_or_make(nbytes);
       gathered_numel_ += numel;
       gathered_nbytes_ += nbytes;
@@ -60,10 +63,10 @@ class GatherPool {
 
   const ShardingPlan& shards_;
   layout::GatherSchedule schedule_;
-  layout::BestFit buffers_;
-  std::vector<int> buffer_of_;  ///< by unit
-  layout::BestFit codes_;       ///< in bytes
-  std::vector<int> codes_of_;   ///< by unit
+  layout::BestFit exact_, rounded_;  ///< of units that are not quantised, and of those that are
+  std::vector<int> buffer_of_;       ///< by unit
+  layout::BestFit codes_;            ///< in bytes
+  std::vector<int> codes_of_;        ///< by unit
   std::int64_t gathered_numel_ = 0, gathered_nbytes_ = 0;
 };
 
