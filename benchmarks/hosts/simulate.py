@@ -4,9 +4,9 @@
     sudo .venv/bin/python benchmarks/hosts/simulate.py --hosts 2 --slots 1
 
 For each rate and mode a step is measured as by measure.py, alternating with the same model alone, and `zero plan --cluster`
-simulates it with links of that rate and with that time of the model alone. What a core moves of messages, and how fast
-memory is for updates, comes from one cell: the first mode at the first rate, which the table marks. How to read it:
-README.md in this folder.
+simulates it with links of that rate and with that time of the model alone. Two numbers come from the cells of the first
+rate: how fast memory is for updates, and what a core moves of messages, so that these cells together take the time that
+was measured. How to read it: README.md in this folder.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -84,15 +85,18 @@ class Simulator:
         simulated: dict[str, Any] = self.plan(mode)["simulated"]
         return simulated
 
-    def calibrate(self, mode: str, rate: str, measured: dict[str, Any]) -> None:
-        """Memory's speed from the time of the update, a core's from what else the step took."""
-        updated = self.plan(mode)["traffic"]["host_update_nbytes"] * self.args.slots
-        self.cluster["node"]["memory_bandwidth"] = f"{updated / (measured['ms']['update'] / 1e3) / 1e9:.9f}GB/s"
-        slowest, fastest = 1e7, 1e11
-        while fastest / slowest > 1.001:
+    def calibrate(self, rate: str, cells: dict[str, dict[str, Any]]) -> None:
+        """Memory's speed from the time of updates, a core's from what else the steps took."""
+        update = statistics.median(cell["ms"]["update"] for cell in cells.values()) / 1e3
+        updated = self.plan(next(iter(cells)))["traffic"]["host_update_nbytes"] * self.args.slots
+        self.cluster["node"]["memory_bandwidth"] = f"{updated / update / 1e9:.9f}GB/s"
+        wanted = sum(cell["step_s"] for cell in cells.values())
+        slowest, fastest = 1e8, 1e11
+        while fastest / slowest > 1.01:
             middle = (slowest * fastest) ** 0.5
             self.cluster["cpu"]["moves"] = f"{middle / 1e9:.9f}GB/s"
-            if self.step(mode, rate, measured["baseline_s"])["seconds"] > measured["step_s"]:
+            simulated = (self.step(mode, rate, cell["baseline_s"])["seconds"] for mode, cell in cells.items())
+            if sum(simulated) > wanted:
                 slowest = middle
             else:
                 fastest = middle
@@ -108,6 +112,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2, help="times that two steps are timed")
     parser.add_argument("--latency", default="100us", help="between hosts, one way")
     parser.add_argument("--shared-memory", default="4GB/s", help="between ranks of a host")
+    parser.add_argument("--memory-bandwidth", help="with --moves: of a run before, nothing is calibrated then")
+    parser.add_argument("--moves", help="what a core moves of messages, such as 2GB/s")
     parser.add_argument("--step", default=str(ROOT / "build/release/benchmarks/step"))
     parser.add_argument("--zero", default=str(ROOT / "build/release/apps/zero/zero"))
     parser.add_argument("--out", help="a file that gets a JSON line for each cell")
@@ -115,18 +121,21 @@ def main() -> None:
     modes = args.modes.split(",")
     with tempfile.TemporaryDirectory() as folder:
         simulator = Simulator(args, pathlib.Path(folder))
-        calibrated = False
+        calibrated = bool(args.moves and args.memory_bandwidth)
+        if calibrated:
+            simulator.cluster["node"]["memory_bandwidth"] = args.memory_bandwidth
+            simulator.cluster["cpu"]["moves"] = args.moves
         print("| rate | mode | model alone, s | measured, s | simulated, s | | waits, s | link used |")
         print("|---|---|---:|---:|---:|---:|---:|---:|", flush=True)
         for rate in args.rates.split(","):
-            for mode, measured in measure(args, rate, modes).items():
-                marked = not calibrated
-                if not calibrated:
-                    simulator.calibrate(mode, rate, measured)
-                    calibrated = True
+            cells = measure(args, rate, modes)
+            if not calibrated:
+                simulator.calibrate(rate, cells)
+                calibrated = True
+            for mode, measured in cells.items():
                 found = simulator.step(mode, rate, measured["baseline_s"])
                 waits = found["waits_for_parameters"] + found["waits_for_gradients"] + found["waits_for_ranks"]
-                off = f"{100 * (found['seconds'] / measured['step_s'] - 1):+.0f} %" if not marked else "calibrates"
+                off = f"{100 * (found['seconds'] / measured['step_s'] - 1):+.0f} %"
                 print(
                     f"| {rate} | {mode.replace('-default', '')} | {measured['baseline_s']:.2f} | {measured['step_s']:.2f} "
                     f"| {found['seconds']:.2f} | {off} | {waits:.2f} | {100 * found['link_use']:.0f} % |",

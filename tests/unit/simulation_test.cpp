@@ -24,8 +24,8 @@ constexpr double kRate = 1e9;
 /// Ranks of which each does what it is told in one call, and then waits for its transfers.
 class Ranks {
  public:
-  Ranks(const Topology& topology, const Speeds& speeds, bool moves_beside = true)
-      : topology_(topology), world_(topology_, speeds, moves_beside), mine_(topology.ranks().size()) {}
+  Ranks(const Topology& topology, const Speeds& speeds, World::Ways ways = {})
+      : topology_(topology), world_(topology_, speeds, ways), mine_(topology.ranks().size()) {}
 
   /// Each receives so much, from each other. Returns the seconds until the last one has.
   double exchange(const Transfer& transfer, int times = 1, double computing = 0) {
@@ -46,6 +46,7 @@ class Ranks {
       }
       for (const int started : mine) {
         if (!world_.is_over(started)) return true;
+        if (started == 0) first_ = world_.seconds_of(started);
       }
       end = std::max(end, world_.now());
       return false;
@@ -53,12 +54,14 @@ class Ranks {
     EXPECT_TRUE(begun);
     return end;
   }
-  const World& world() const { return world_; }
+  /// Of the first transfer of the first ranks.
+  double first() const { return first_; }
 
  private:
   const Topology topology_;
   World world_;
   std::vector<std::vector<int>> mine_;
+  double first_ = 0;
 };
 
 Transfer of_nbytes(double nbytes, Way way = Way::kFromEach) {
@@ -83,8 +86,17 @@ TEST(World, BytesOverRateAndLatency) {
   Transfer asked = of_nbytes(5e8);
   asked.trips = 2;
   EXPECT_NEAR(Ranks(two, hosts_at(kRate, 0.01)).exchange(asked), 0.52, 1e-9);
-  // The next one begins before the latency of the one before is over.
+  // Latencies of several overlap.
   EXPECT_NEAR(Ranks(two, hosts_at(kRate, 0.01)).exchange(of_nbytes(5e8), 3), 1.51, 1e-9);
+}
+
+TEST(World, TransfersShareTheirConnectionsOrFollowEachOther) {
+  const Topology two = Topology::of_classes(2, 1);
+  for (const bool in_turn : {false, true}) {
+    Ranks ranks(two, hosts_at(kRate), {.in_turn = in_turn});
+    EXPECT_NEAR(ranks.exchange(of_nbytes(5e8), 3), 1.5, 1e-9);
+    EXPECT_NEAR(ranks.first(), in_turn ? 0.5 : 1.5, 1e-9);
+  }
 }
 
 TEST(World, BothDirectionsShareAHalfDuplexLink) {
@@ -133,8 +145,8 @@ TEST(World, MovingTakesACoreFromComputing) {
 
 TEST(World, WithoutAThreadDataMovesInCallsOnly) {
   const Topology two = Topology::of_classes(2, 1);
-  EXPECT_NEAR(Ranks(two, hosts_at(kRate), false).exchange(of_nbytes(kRate), 1, 2), 3, 1e-9);
-  EXPECT_NEAR(Ranks(two, hosts_at(kRate), true).exchange(of_nbytes(kRate), 1, 2), 2, 1e-9);
+  EXPECT_NEAR(Ranks(two, hosts_at(kRate), {.moves_beside = false}).exchange(of_nbytes(kRate), 1, 2), 3, 1e-9);
+  EXPECT_NEAR(Ranks(two, hosts_at(kRate)).exchange(of_nbytes(kRate), 1, 2), 2, 1e-9);
 }
 
 // ---- Steps ----

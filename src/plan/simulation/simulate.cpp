@@ -45,7 +45,7 @@ StepSimulation simulate_step(const ModelShape& model, Config config, const Clust
   const StepModel step = step_model(model, config, cluster, shards, plan, options.micro_batch_seconds);
   const Topology topology = options.each_rank ? Topology::of_ranks(plan.ranks, plan.ranks_per_node)
                                               : Topology::of_classes(plan.ranks, plan.ranks_per_node);
-  World world(topology, cluster.speeds, step.moves_beside);
+  World world(topology, cluster.speeds, {.moves_beside = step.moves_beside, .in_turn = cluster.gpus});
   std::vector<std::unique_ptr<RankPlayer>> players;
   for (std::size_t c = 0; c < topology.ranks().size(); ++c)
     players.push_back(std::make_unique<RankPlayer>(step, world, static_cast<int>(c), kSteps, kMostMicroBatches));

@@ -64,41 +64,35 @@ void Topology::find_routes() {
   }
 }
 
-void Topology::add_route(std::vector<Route>& routes, int from, int to, bool between_hosts, double connections,
-                         double share) {
+void Topology::add_route(Way way, const Stream& stream, double connections, double share) {
   if (connections <= 0 || share <= 0) return;
-  const auto is_it = [&](const Stream& stream) {
-    return stream.from == from && stream.to == to && stream.between_hosts == between_hosts;
-  };
-  auto found = std::ranges::find_if(streams_, is_it);
-  if (found == streams_.end()) found = streams_.insert(found, {from, to, between_hosts});
+  auto found = std::ranges::find(streams_, stream);
+  if (found == streams_.end()) found = streams_.insert(found, stream);
+  auto& routes = routes_[static_cast<std::size_t>(way) * ranks_.size() + static_cast<std::size_t>(stream.to)];
   routes.push_back({static_cast<int>(found - streams_.begin()), share, connections});
 }
 
 void Topology::route_from_each(int to) {
-  auto& routes = routes_[static_cast<std::size_t>(Way::kFromEach) * ranks_.size() + static_cast<std::size_t>(to)];
   const double peers = rank_count_ - 1.0;
   for (int from = 0; from < static_cast<int>(ranks_.size()); ++from) {
     const RankClass &sender = ranks_[static_cast<std::size_t>(from)], &receiver = ranks_[static_cast<std::size_t>(to)];
     const double away = other_hosts(from, to) * sender.per_host;
     const double beside = sender.host_class == receiver.host_class ? sender.per_host - (from == to ? 1.0 : 0.0) : 0;
-    add_route(routes, from, to, true, away, away / peers);
-    add_route(routes, from, to, false, beside, beside / peers);
+    add_route(Way::kFromEach, {.from = from, .to = to, .between_hosts = true}, away, away / peers);
+    add_route(Way::kFromEach, {.from = from, .to = to}, beside, beside / peers);
   }
 }
 
 void Topology::route_across_hosts(int to) {
-  auto& routes = routes_[static_cast<std::size_t>(Way::kAcrossHosts) * ranks_.size() + static_cast<std::size_t>(to)];
   for (int from = 0; from < static_cast<int>(ranks_.size()); ++from) {
     if (ranks_[static_cast<std::size_t>(from)].place != ranks_[static_cast<std::size_t>(to)].place) continue;
     const double away = other_hosts(from, to);
-    add_route(routes, from, to, true, away, away / (host_count_ - 1.0));
+    add_route(Way::kAcrossHosts, {.from = from, .to = to, .between_hosts = true}, away, away / (host_count_ - 1.0));
   }
 }
 
 /// As many rings as a host has ranks: each enters the host at another one, and passes the others by the links inside.
 void Topology::route_by_ring(int to) {
-  auto& routes = routes_[static_cast<std::size_t>(Way::kByRing) * ranks_.size() + static_cast<std::size_t>(to)];
   const RankClass& receiver = ranks_[static_cast<std::size_t>(to)];
   const double beside = hosts_[static_cast<std::size_t>(receiver.host_class)].ranks_per_host;
   const double entering = host_count_ > 1 ? 1 / beside : 0;
@@ -111,8 +105,9 @@ void Topology::route_by_ring(int to) {
     const int ranks = hosts_[static_cast<std::size_t>(host)].ranks_per_host;
     if (sender.host_class == host && sender.place == (receiver.place + ranks - 1) % ranks) neighbour = from;
   }
-  if (entering > 0) add_route(routes, before, to, true, 1, entering);
-  if (beside > 1) add_route(routes, neighbour, to, false, 1, 1 - entering);
+  const Stream between{.from = before, .to = to, .between_hosts = true, .by_ring = true};
+  add_route(Way::kByRing, between, 1, entering);
+  if (beside > 1) add_route(Way::kByRing, {.from = neighbour, .to = to, .by_ring = true}, 1, 1 - entering);
 }
 
 }  // namespace zero::plan

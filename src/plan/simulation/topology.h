@@ -27,6 +27,9 @@ struct RankClass {
 struct Stream {
   int from = 0, to = 0;  ///< rank classes
   bool between_hosts = false;
+  bool by_ring = false;  ///< those of NCCL for parameters, which has others for gradients
+
+  bool operator==(const Stream&) const = default;
 };
 
 class Topology {
@@ -56,7 +59,7 @@ class Topology {
   Topology(std::vector<HostClass> hosts, std::vector<RankClass> ranks);
 
   void find_routes();
-  void add_route(std::vector<Route>& routes, int from, int to, bool between_hosts, double connections, double share);
+  void add_route(sharding::Way way, const Stream& stream, double connections, double share);
   void route_from_each(int to);
   void route_across_hosts(int to);
   void route_by_ring(int to);

@@ -17,10 +17,10 @@ constexpr double kRounding = 1e-12;
 
 }  // namespace
 
-World::World(const Topology& topology, const Speeds& speeds, bool moves_beside)
+World::World(const Topology& topology, const Speeds& speeds, Ways ways)
     : topology_(topology),
       speeds_(speeds),
-      moves_beside_(moves_beside),
+      ways_(ways),
       links_(topology, speeds),
       flows_(topology.streams().size()),
       work_(topology.ranks().size(), 0),
@@ -104,7 +104,7 @@ void World::at(double time, Timer timer) {
 void World::begin(int stream, const Flow& flow) {
   auto& queue = flows_[static_cast<std::size_t>(stream)];
   queue.push_back(flow);
-  if (queue.size() == 1) rates_hold_ = false;
+  if (queue.size() == 1 || !ways_.in_turn) rates_hold_ = false;
 }
 
 void World::end_part(int transfer) {
@@ -114,15 +114,18 @@ void World::end_part(int transfer) {
 
 /// Without a thread for it, data moves while both ends are in calls; inside a host the receiver copies by itself.
 bool World::moves(const Stream& stream) const {
-  return moves_beside_ || (!computes(stream.to) && (!stream.between_hosts || !computes(stream.from)));
+  return ways_.moves_beside || (!computes(stream.to) && (!stream.between_hosts || !computes(stream.from)));
 }
 
 void World::find_rates() {
   if (rates_hold_) return;
   carriers_.clear();
   for (std::size_t s = 0; s < flows_.size(); ++s) {
-    if (!flows_[s].empty() && moves(topology_.streams()[s]))
-      carriers_.push_back({.stream = static_cast<int>(s), .connections = flows_[s].front().connections});
+    if (!moves(topology_.streams()[s])) continue;
+    for (Flow& flow : flows_[s]) {
+      carriers_.push_back({.stream = static_cast<int>(s), .connections = flow.connections});
+      if (ways_.in_turn) break;
+    }
   }
   std::vector<char> computing;
   for (const double work : work_) computing.push_back(work > 0);
@@ -132,8 +135,13 @@ void World::find_rates() {
 
 double World::seconds_to_next_event() const {
   double seconds = timers_.empty() ? kNever : timers_.top().at - now_;
-  for (const Links::Carrier& carrier : carriers_)
-    seconds = std::min(seconds, flows_[static_cast<std::size_t>(carrier.stream)].front().nbytes / carrier.rate);
+  int stream = -1;
+  std::size_t flow = 0;
+  for (const Links::Carrier& carrier : carriers_) {
+    flow = carrier.stream == stream ? flow + 1 : 0;
+    stream = carrier.stream;
+    seconds = std::min(seconds, flows_[static_cast<std::size_t>(stream)][flow].nbytes / carrier.rate);
+  }
   for (std::size_t c = 0; c < work_.size(); ++c) {
     if (work_[c] > 0) seconds = std::min(seconds, work_[c] / links_.core_left(static_cast<int>(c)));
   }
@@ -150,17 +158,21 @@ void World::advance(double seconds) {
     work_[c] = ends ? 0 : work_[c] - seconds * speed;
     if (ends) rates_hold_ = false;
   }
+  int stream = -1;
+  std::size_t index = 0;
   for (const Links::Carrier& carrier : carriers_) {
-    auto& queue = flows_[static_cast<std::size_t>(carrier.stream)];
-    Flow& flow = queue.front();
+    index = carrier.stream == stream ? index : 0;
+    stream = carrier.stream;
+    auto& flows = flows_[static_cast<std::size_t>(stream)];
+    Flow& flow = flows[index];
     if (flow.nbytes > also * carrier.rate) {
       flow.nbytes -= seconds * carrier.rate;
+      ++index;
       continue;
     }
-    const Flow done = flow;
-    queue.pop_front();
+    at(now_ + flow.latency, {.transfer = flow.transfer});
+    flows.erase(flows.begin() + static_cast<std::ptrdiff_t>(index));
     rates_hold_ = false;
-    at(now_ + done.latency, {.transfer = done.transfer});
   }
 }
 

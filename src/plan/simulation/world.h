@@ -3,8 +3,8 @@
 // discrete-event simulation: rates hold from one event to the next, and events are the ends of what is under way.
 //
 // A transfer brings something to each rank of a class, in one flow for each class that it comes from. A flow begins when
-// its senders have announced what is wanted and have been asked for it; flows of one stream follow each other, as
-// messages of a connection do.
+// its senders have announced what is wanted and have been asked for it. Flows of one stream share it, as messages do that
+// are sent in pieces (comm/messages), or follow each other, as NCCL's calls do.
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -21,8 +21,11 @@ class World {
   /// What is announced: all ranks give it the same number.
   using Topic = std::uint64_t;
 
-  /// `moves_beside`: messages move while ranks compute, too.
-  World(const Topology& topology, const Speeds& speeds, bool moves_beside);
+  struct Ways {
+    bool moves_beside = true;  ///< messages move while ranks compute, too
+    bool in_turn = false;      ///< flows of a stream follow each other
+  };
+  World(const Topology& topology, const Speeds& speeds, Ways ways);
 
   double now() const { return now_; }
 
@@ -85,7 +88,7 @@ class World {
 
   const Topology& topology_;
   const Speeds speeds_;
-  const bool moves_beside_;
+  const Ways ways_;
   Links links_;
   double now_ = 0;
   std::int64_t events_ = 0, timers_made_ = 0;
