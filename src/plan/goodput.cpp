@@ -12,8 +12,8 @@ namespace {
 ///
 /// With failures at rate 1/M, `s` seconds without one take (M + C) (e^(s/M) - 1) on average, where each failure costs C
 /// more before the next attempt begins. An attempt at s = interval + checkpoint is repeated after the detection and a
-/// restart, which itself needs R seconds without a failure, each of which is detected, too: C = D + (M + D) (e^(R/M) - 1).
-/// Together: (M + D) e^(R/M) (e^(s/M) - 1), and without D the formula of Daly (2006).
+/// restart, which itself needs R seconds without a failure: C = D + (M + D) (e^(R/M) - 1). Together that is
+/// (M + D) e^(R/M) (e^(s/M) - 1), and without D the formula of Daly (2006).
 double part_of_time(const Failures& failures, double mtbf, double interval) {
   const double attempts = std::expm1((interval + failures.checkpoint) / mtbf);
   return interval / ((mtbf + failures.detection) * std::exp(failures.restart / mtbf) * attempts);

@@ -35,8 +35,9 @@ class Ranks {
       auto& mine = mine_[static_cast<std::size_t>(ranks)];
       if (mine.empty()) {
         for (int i = 0; i < times; ++i) {
-          world_.announce(ranks, static_cast<World::Topic>(i));
-          mine.push_back(world_.start(ranks, transfer, static_cast<World::Topic>(i)));
+          const World::Topic topic{.number = static_cast<std::uint64_t>(i)};
+          world_.announce(ranks, topic);
+          mine.push_back(world_.start(ranks, transfer, topic));
         }
         begun = true;
         if (computing > 0) {
@@ -264,6 +265,33 @@ TEST(SimulateStep, MovesWhatThePartsDeclare) {
       const double part = plan.traffic.nbytes > 0 ? plan.traffic.between_hosts_nbytes / plan.traffic.nbytes : 0;
       if (is_node_shared(of)) continue;
       EXPECT_NEAR(step.between_hosts_nbytes, part * step.nbytes, 1e-6 * step.nbytes) << of.name;
+    }
+  }
+}
+
+Cluster gpus_of(int ranks, int per_host) {
+  Cluster cluster = hosts_of(ranks, per_host);
+  cluster.gpus = true;
+  cluster.speeds.device_memory = 1e11;
+  return cluster;
+}
+
+TEST(SimulateStep, GpusMoveWhatThePartsDeclare) {
+  const ModelShape model = small_gpt();
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const auto& [ranks, per_host] : {std::pair(4, 2), std::pair(6, 3), std::pair(4, 1)}) {
+      const Config config = config_of(stage, "", R"(, "store": "copying")", 2);
+      const Cluster cluster = gpus_of(ranks, per_host);
+      const Plan plan = plan_memory(model, config, cluster);
+      const StepSimulation step = simulate(config, cluster), each = simulate(config, cluster, true);
+      const ShardingPlan shards = shard(model, config, ranks, per_host, true);
+      const double told = sharding::agreement_of(shards).nbytes * 2, hosts = ranks / per_host;
+      EXPECT_NEAR(step.nbytes / (plan.traffic.nbytes + told), 1, 1e-9) << "stage " << stage << ", " << ranks;
+      // Rings bring less across hosts than each from each.
+      const double away = told * (ranks - ranks / hosts) / (ranks - 1);
+      EXPECT_NEAR(step.between_hosts_nbytes, plan.traffic.between_hosts_nbytes + away, 1e-6 * step.nbytes);
+      EXPECT_NEAR(step.seconds, each.seconds, 1e-6 * each.seconds) << "stage " << stage << ", " << ranks;
+      EXPECT_NEAR(step.compute + step.copies + step.update + step.waits(), step.seconds, 1e-9 * step.seconds);
     }
   }
 }

@@ -5,8 +5,8 @@
 //   a rank's inside  bytes from the other ranks of its host
 //   a rank's core    what moving bytes takes of it, where it also computes
 //
-// Shares are max-min fair over connections, as those of TCP about are: all grow alike until a limit is met; those that it
-// limits keep their rate, and the others grow on.
+// Shares are max-min fair over connections, as those of TCP about are: all grow alike until a limit is met; those that
+// it limits keep their rate, and the others grow on.
 #include <span>
 #include <vector>
 

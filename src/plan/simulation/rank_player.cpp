@@ -259,10 +259,11 @@ bool RankPlayer::open_bucket(int bucket) {
 
 void RankPlayer::send_bucket(int bucket) {
   const auto b = static_cast<std::size_t>(bucket);
-  const World::Topic post = topic(kBucket, b, posts_[b]++);
+  const World::Topic post = topic(kBucket, posts_[b]++, b);
   world_.announce(ranks_, post);
   const auto numel = static_cast<double>(model_.buckets.numel[b]);
   sent_.push_back({world_.start(ranks_, sharding::exchange_of(model_.shards, numel), post), buffer_of_[b]});
+  if (!model_.shards.sharding.gradients) return;
   for (std::size_t i = 0; i < sent_.size();) {
     if (wait(sent_[i].transfer)) {
       retire(i);

@@ -1,6 +1,7 @@
 #pragma once
 // RankPlayer: the ranks of a class act out their steps in a world.
 #include <cstdint>
+#include <deque>
 #include <vector>
 
 #include "layout/best_fit.h"
@@ -39,8 +40,8 @@ class RankPlayer {
     int transfer, buffer;
   };
   enum Channel : std::uint64_t { kBucket = 1, kShards, kLate, kCall, kRing };
-  static World::Topic topic(Channel channel, std::uint64_t a, std::uint64_t b = 0) {
-    return channel << 60 | a << 30 | b;
+  static World::Topic topic(Channel channel, std::uint64_t number, std::uint64_t of = 0) {
+    return {channel << 32 | of, number};
   }
 
   bool next_step();
@@ -90,7 +91,7 @@ class RankPlayer {
   std::int64_t pool_limit_numel_ = 0;
   std::vector<int> buffer_of_;        ///< by bucket
   std::vector<std::uint64_t> posts_;  ///< by bucket
-  std::vector<Sent> sent_;
+  std::deque<Sent> sent_;
   Elapsed elapsed_;
   std::vector<Elapsed> marks_;  ///< of the step: its begin, the ends of its micro-batches
   Elapsed last_step_end_;

@@ -1,6 +1,7 @@
 // simulate_step(): from a plan to the time of its step.
 #include <algorithm>
 #include <memory>
+#include <utility>
 
 #include "plan/simulation/rank_player.h"
 #include "plan/traffic.h"
@@ -35,10 +36,7 @@ StepSimulation simulate_step(const ModelShape& model, Config config, const Clust
   if (options.each_rank && plan.ranks > kMostSeparateRanks)
     throw ConfigError(
         "simulate_step: too many ranks to simulate each by itself; leave SimulationOptions::each_rank away");
-  config.train_batch_size = 0;
-  config.train_micro_batch_size_per_gpu = plan.micro_batch;
-  config.gradient_accumulation_steps = plan.accumulation_steps;
-  config.resolve_batch(plan.ranks);
+  config = planned(std::move(config), plan.ranks);
   const ShardingPlan shards =
       shard(model, config, plan.ranks, plan.ranks_per_node, cluster.gpus, cluster.node_memory_nbytes);
   if (shards.padded_numel() / shards.bucket_numel > sharding::kMostBuckets) return result;

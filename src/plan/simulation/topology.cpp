@@ -69,7 +69,8 @@ void Topology::add_route(Way way, const Stream& stream, double connections, doub
   auto found = std::ranges::find(streams_, stream);
   if (found == streams_.end()) found = streams_.insert(found, stream);
   auto& routes = routes_[static_cast<std::size_t>(way) * ranks_.size() + static_cast<std::size_t>(stream.to)];
-  routes.push_back({static_cast<int>(found - streams_.begin()), share, connections});
+  const double messages = stream.by_ring ? 0 : connections;  // of a ring, hops are counted
+  routes.push_back({static_cast<int>(found - streams_.begin()), share, connections, messages});
 }
 
 void Topology::route_from_each(int to) {
@@ -92,6 +93,7 @@ void Topology::route_across_hosts(int to) {
 }
 
 /// As many rings as a host has ranks: each enters the host at another one, and passes the others by the links inside.
+/// NCCL gives parameters as much of a link as gradients, whose connections are as many as peers.
 void Topology::route_by_ring(int to) {
   const RankClass& receiver = ranks_[static_cast<std::size_t>(to)];
   const double beside = hosts_[static_cast<std::size_t>(receiver.host_class)].ranks_per_host;
@@ -106,8 +108,8 @@ void Topology::route_by_ring(int to) {
     if (sender.host_class == host && sender.place == (receiver.place + ranks - 1) % ranks) neighbour = from;
   }
   const Stream between{.from = before, .to = to, .between_hosts = true, .by_ring = true};
-  add_route(Way::kByRing, between, 1, entering);
-  if (beside > 1) add_route(Way::kByRing, {.from = neighbour, .to = to, .by_ring = true}, 1, 1 - entering);
+  add_route(Way::kByRing, between, rank_count_ - beside, entering);
+  add_route(Way::kByRing, {.from = neighbour, .to = to, .by_ring = true}, beside - 1, 1 - entering);
 }
 
 }  // namespace zero::plan

@@ -4,8 +4,8 @@
 // Ranks of a class run the same program, have shards of the same size (the mean: shards differ by a block of each unit
 // at most), are on hosts with as many ranks, and share links fairly. So they do everything at the same times, and one
 // of them stands for all: exact, as far as hosts are equally large. Where the last host has fewer ranks, it and its
-// ranks are classes of their own; then ranks of the other hosts are still alike. tests/unit/simulation_test.cpp compares
-// with simulations of each rank by itself.
+// ranks are classes of their own; then ranks of the other hosts are still alike, but rings are an approximation.
+// tests/unit/simulation_test.cpp compares with simulations of each rank by itself.
 #include <vector>
 
 #include "sharding/plan/transfers.h"
@@ -50,7 +50,8 @@ class Topology {
   struct Route {
     int stream = 0;
     double share = 0;        ///< of what a rank receives
-    double connections = 0;  ///< that carry it, into each rank
+    double connections = 0;  ///< that carry it, into each rank: its weight where others share links with it
+    double messages = 0;     ///< to each rank
   };
   /// How a rank of this class receives what comes this way.
   const std::vector<Route>& routes(sharding::Way way, int rank_class) const;

@@ -14,6 +14,8 @@ using sharding::Way;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 /// Ends that rounding has moved apart by so much are at one time.
 constexpr double kRounding = 1e-12;
+/// Flows that share a stream; more than so many begin in turn.
+constexpr std::size_t kMostAtOnce = 64;
 
 }  // namespace
 
@@ -43,7 +45,7 @@ double World::seconds_of(int transfer) const {
 }
 
 void World::announce(int ranks, Topic topic) {
-  announced_[static_cast<std::size_t>(ranks)][topic] = now_;
+  announced_[static_cast<std::size_t>(ranks)][topic.what] = topic.number;
   const auto found = waiting_.find({ranks, topic});
   if (found == waiting_.end()) return;
   for (const Waiting& waiting : found->second) {
@@ -54,6 +56,12 @@ void World::announce(int ranks, Topic topic) {
     }
   }
   waiting_.erase(found);
+}
+
+bool World::is_announced(int ranks, Topic topic) const {
+  const auto& announced = announced_[static_cast<std::size_t>(ranks)];
+  const auto found = announced.find(topic.what);
+  return found != announced.end() && found->second >= topic.number;
 }
 
 int World::start(int ranks, const sharding::Transfer& transfer, Topic topic) {
@@ -67,13 +75,13 @@ int World::start(int ranks, const sharding::Transfer& transfer, Topic topic) {
     const Stream& stream = topology_.streams()[static_cast<std::size_t>(route.stream)];
     Flow flow{.transfer = index, .connections = route.connections, .nbytes = transfer.nbytes * route.share};
     flow.latency = latency(stream, transfer.way);
-    messages += route.connections * transfer.messages;
+    messages += route.messages * transfer.messages;
     received.nbytes += flow.nbytes;
     if (stream.between_hosts) received.between_hosts_nbytes += flow.nbytes;
     ++made.parts;
     // A ring's trips are its hops; of others each but the last one goes before the data.
     const double trip = transfer.way == Way::kByRing ? now_ : now_ + (transfer.trips - 1) * flow.latency;
-    if (!announced_[static_cast<std::size_t>(stream.from)].contains(topic)) {
+    if (!is_announced(stream.from, topic)) {
       waiting_[{stream.from, topic}].push_back({route.stream, flow, trip});
     } else if (trip > now_) {
       at(trip, {.stream = route.stream, .flow = flow});
@@ -104,7 +112,7 @@ void World::at(double time, Timer timer) {
 void World::begin(int stream, const Flow& flow) {
   auto& queue = flows_[static_cast<std::size_t>(stream)];
   queue.push_back(flow);
-  if (queue.size() == 1 || !ways_.in_turn) rates_hold_ = false;
+  if (queue.size() <= (ways_.in_turn ? 1 : kMostAtOnce)) rates_hold_ = false;
 }
 
 void World::end_part(int transfer) {
@@ -122,10 +130,9 @@ void World::find_rates() {
   carriers_.clear();
   for (std::size_t s = 0; s < flows_.size(); ++s) {
     if (!moves(topology_.streams()[s])) continue;
-    for (Flow& flow : flows_[s]) {
-      carriers_.push_back({.stream = static_cast<int>(s), .connections = flow.connections});
-      if (ways_.in_turn) break;
-    }
+    const std::size_t moving = std::min(flows_[s].size(), ways_.in_turn ? 1 : kMostAtOnce);
+    for (std::size_t i = 0; i < moving; ++i)
+      carriers_.push_back({.stream = static_cast<int>(s), .connections = flows_[s][i].connections});
   }
   std::vector<char> computing;
   for (const double work : work_) computing.push_back(work > 0);

@@ -2,14 +2,17 @@
 // World: the clock of a simulation, and what takes time in it: computing, and transfers between ranks over links. A
 // discrete-event simulation: rates hold from one event to the next, and events are the ends of what is under way.
 //
-// A transfer brings something to each rank of a class, in one flow for each class that it comes from. A flow begins when
-// its senders have announced what is wanted and have been asked for it. Flows of one stream share it, as messages do that
-// are sent in pieces (comm/messages), or follow each other, as NCCL's calls do.
+// A transfer brings something to each rank of a class, in one flow for each class that it comes from. A flow begins
+// when its senders have announced what is wanted and have been asked for it. Flows of one stream share it, as messages
+// do that are sent in pieces (comm/messages), or follow each other, as NCCL's calls do.
+#include <compare>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <queue>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "plan/simulation/links.h"
@@ -18,8 +21,12 @@ namespace zero::plan {
 
 class World {
  public:
-  /// What is announced: all ranks give it the same number.
-  using Topic = std::uint64_t;
+  /// What is announced: all ranks give it the same numbers.
+  struct Topic {
+    std::uint64_t what = 0;
+    std::uint64_t number = 0;  ///< of the same what it only grows: with one, those before it are announced
+    auto operator<=>(const Topic&) const = default;
+  };
 
   struct Ways {
     bool moves_beside = true;  ///< messages move while ranks compute, too
@@ -82,6 +89,7 @@ class World {
   void begin(int stream, const Flow& flow);
   void find_rates();
   bool moves(const Stream& stream) const;
+  bool is_announced(int ranks, Topic topic) const;
   double seconds_to_next_event() const;
   void advance(double seconds);
   void fire_timers();
@@ -93,13 +101,13 @@ class World {
   double now_ = 0;
   std::int64_t events_ = 0, timers_made_ = 0;
   std::vector<Transfer> transfers_;
-  std::vector<std::deque<Flow>> flows_;                            ///< by stream
-  std::vector<Links::Carrier> carriers_;                           ///< of the streams that move
-  bool rates_hold_ = false;                                        ///< carriers_ is right
-  std::vector<double> work_;                                       ///< by rank class: seconds of a core, left
-  std::vector<double> busy_until_;                                 ///< by rank class: with its messages
-  std::map<std::pair<int, Topic>, std::vector<Waiting>> waiting_;  ///< by sender
-  std::vector<std::map<Topic, double>> announced_;                 ///< by rank class
+  std::vector<std::deque<Flow>> flows_;                                      ///< by stream
+  std::vector<Links::Carrier> carriers_;                                     ///< of the streams that move
+  bool rates_hold_ = false;                                                  ///< carriers_ is right
+  std::vector<double> work_;                                                 ///< by rank class: seconds of a core, left
+  std::vector<double> busy_until_;                                           ///< by rank class: with its messages
+  std::map<std::pair<int, Topic>, std::vector<Waiting>> waiting_;            ///< by sender
+  std::vector<std::unordered_map<std::uint64_t, std::uint64_t>> announced_;  ///< by rank class and what: the number
   std::priority_queue<Timer, std::vector<Timer>, std::greater<>> timers_;
   std::vector<Received> received_;  ///< by rank class
 };
