@@ -139,6 +139,24 @@ struct Speeds {
   double device_memory = 0;  ///< bytes that the memory of a GPU reads and writes
   double host_memory = 0;    ///< bytes that a host's memory reads and writes
   double disk = 0;           ///< bytes that a host's disks read and write
+
+  // Of messages; 0: they cost nothing besides their bytes.
+  double host_latency = 0;     ///< seconds from a rank to one of another host
+  double rank_latency = 0;     ///< seconds between ranks of a host
+  double message_seconds = 0;  ///< that a rank spends on each message
+  /// Bytes, in and out, that a core moves, where a rank computes with all the cores that it has: moving them takes
+  /// time from it.
+  double moved_by_core = 0;
+  bool half_duplex = false;  ///< `between_hosts` is of both directions together
+};
+
+/// What interrupts a run, in seconds.
+struct Failures {
+  double host_mtbf = 0;   ///< mean time between failures of a host; 0: unknown
+  double detection = 0;   ///< until a failure is noticed, and all ranks have ended
+  double restart = 0;     ///< until training goes on: from the checkpoint's beginning to the first new step
+  double checkpoint = 0;  ///< that training stands still for one
+  double interval = 0;    ///< of training between two checkpoints; 0: the best one
 };
 
 struct Cluster {
@@ -151,6 +169,7 @@ struct Cluster {
   std::int64_t gpu_memory_nbytes = 0;  ///< of each of them; 0: unknown, everything fits
   double bandwidth_nbytes_per_s = 0;   ///< receive bandwidth of each rank, from whomever; 0: unknown
   Speeds speeds;
+  Failures failures;
 };
 
 // ---- The plan ----
@@ -263,6 +282,49 @@ struct Plan {
 /// for 100,000 ranks. Throws ConfigError for batch sizes that do not divide, unit names the model does not have,
 /// 'node_shared' over hosts with different numbers of ranks, fewer than one rank.
 Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster);
+
+// ---- A step, simulated ----
+
+struct SimulationOptions {
+  double micro_batch_seconds = 0;  ///< measured, of forward and backward; 0: by FLOPs and Speeds::flops_per_s
+  bool each_rank = false;          ///< every rank by itself, not classes of those that are alike: for few ranks
+};
+
+/// Seconds of a step of training that goes on, by what a rank does in them, mean over ranks.
+struct StepSimulation {
+  double seconds = 0;  ///< 0: compute or links are not known
+  double compute = 0;  ///< forward and backward
+  double copies = 0;   ///< of gradients into buckets
+  double update = 0;
+  double waits_for_parameters = 0, waits_for_gradients = 0;
+  double waits_for_ranks = 0;  ///< in small collectives, and for sums and parameters that come in no other way
+  double link_use = 0;         ///< of a host's link, of its time: the direction that is used more
+  double nbytes = 0, between_hosts_nbytes = 0;  ///< that a rank receives
+  double messages = 0;                          ///< that a rank sends
+  std::int64_t events = 0;                      ///< of the simulation, all its steps
+
+  double waits() const { return waits_for_parameters + waits_for_gradients + waits_for_ranks; }
+};
+
+/// Simulates steps of `plan`, which plan_memory() has made of the rest: the engine's schedules of gathers, buckets and
+/// updated parameters over links with rates and latencies. Of any number of ranks in seconds. Not simulated: what goes
+/// to disks and between GPUs and their hosts, of which a step takes at least the time. Throws ConfigError.
+StepSimulation simulate_step(const ModelShape& model, Config config, const Cluster& cluster, const Plan& plan,
+                             const SimulationOptions& options = {});
+
+// ---- Failures ----
+
+/// What a run has of its time.
+struct Goodput {
+  double of_time = 1;        ///< the part in which it makes steps that are kept
+  double interval = 0;       ///< seconds of training between two checkpoints
+  double best_interval = 0;  ///< that makes of_time largest
+  double mtbf = 0;           ///< of all hosts together
+};
+
+/// The exact expectation where failures are independent and as likely at any time (exponential), whatever a run does.
+/// `hosts` work together: a failure of one is one of the run. Throws ConfigError for times that are negative.
+Goodput goodput(const Failures& failures, int hosts);
 
 /// `config` at another stage. overlap_comm follows the stage unless it was given; at stage 0 updates run after
 /// backward.

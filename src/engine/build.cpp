@@ -34,6 +34,7 @@
 #include "intercept/deferred_values.h"
 #include "intercept/gradient_hook.h"
 #include "sharding/plan/sharding_plan.h"
+#include "sharding/plan/transfers.h"
 #include "storage/cpu_allocator.h"
 #include "zero/errors.h"
 
@@ -245,14 +246,10 @@ auto with_key(const std::optional<offload::DiskOptions>& disk, std::string_view 
 /// *Collective.* Whether step() leaves updated parameters to the next forward to wait for.
 bool overlaps_publish(const Engine::Impl& impl, const sharding::ShardingPlan& shards) {
   using Overlap = Config::Zerotorch::OverlapAllGather;
-  const Overlap wanted = impl.config.zerotorch.overlap_all_gather;
   const auto& model = impl.sharded.model;
-  // Updates in backward write shards that others may still fetch, and the debug observer looks at memory.
-  if (wanted == Overlap::kNever || model.world_size() == 1 || !shards.sharding.optimizer_states ||
-      model.module_is_elsewhere() || !model.device.is_cpu() || !shards.update.keeps_gradients ||
-      impl.config.zerotorch.debug_observer)
+  if (!sharding::may_publish_late(impl.config, shards) || model.module_is_elsewhere() || !model.device.is_cpu())
     return false;
-  if (wanted == Overlap::kAlways) return true;
+  if (impl.config.zerotorch.overlap_all_gather == Overlap::kAlways) return true;
   Group group = model.data_ranks;
   if (group.single_node()) return false;
   // A rank gives the others its shards in its calls; while it does something else only the thread does.
@@ -267,9 +264,7 @@ void make_store(Engine::Impl& impl, const sharding::ShardingPlan& shards) {
   const auto& zero = impl.config.zero_optimization;
   if (shards.place.reads_in_place()) {
     model.hosts = find_hosts(impl.groups.data_parallel);
-    // Its table of parcels grows with the square of the number of ranks.
-    constexpr int kMostRanks = 256;
-    const bool is_possible = comm::sends_messages(model.data_ranks) && model.world_size() <= kMostRanks;
+    const bool is_possible = comm::sends_messages(model.data_ranks);
     store = sharding::make_node_shared_store(model, ledger, timeline, is_possible && overlaps_publish(impl, shards));
     return;
   }

@@ -12,6 +12,9 @@ using sharding::ShardingPlan;
 ShardingPlan shard(const ModelShape& model, const Config& config, int world_size, int ranks_per_node, bool gpus,
                    std::int64_t host_nbytes = 0);
 
+/// As it is planned: with batch sizes for so many ranks, and without what its stage cannot have. Throws ConfigError.
+Config planned(Config config, int ranks);
+
 sharding::Workload workload_of(const ModelShape& model, const Config& config);
 
 /// Bytes that `rank` saves in a checkpoint between two steps, padding included.

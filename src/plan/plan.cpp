@@ -29,12 +29,6 @@ constexpr double kGpuProcessNbytes = 600e6;
 /// What such a process takes of the host's memory: CUDA's part, its libraries, the threads of both.
 constexpr double kHostOfGpuProcessNbytes = 1500e6;
 
-void resolve(Config& config, int ranks) {
-  if (config.train_batch_size == 0 && config.train_micro_batch_size_per_gpu == 0)
-    config.train_micro_batch_size_per_gpu = 1;
-  config.resolve_batch(ranks);
-}
-
 void check(const Cluster& cluster) {
   if (cluster.ranks < 1 || cluster.ranks > kMostRanks) {
     throw ConfigError(fmt::format("plan: got {} ranks, want 1 to {}", cluster.ranks, kMostRanks));
@@ -146,12 +140,19 @@ ShardingPlan shard(const ModelShape& model, const Config& config, int world_size
                                   .host_nbytes = host_nbytes});
 }
 
-Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster) {
-  check(cluster);
-  resolve(config, cluster.ranks);
+Config planned(Config config, int ranks) {
+  if (config.train_batch_size == 0 && config.train_micro_batch_size_per_gpu == 0)
+    config.train_micro_batch_size_per_gpu = 1;
+  config.resolve_batch(ranks);
   // A part of states that all ranks have: initialize() refuses it, and other stages are planned with it.
   const layout::Sharding sharding = layout::sharding_of_stage(config.zero_optimization.stage);
   if (!sharding.optimizer_states) config.zero_optimization.offload_optimizer.ratio = 1;
+  return config;
+}
+
+Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster) {
+  check(cluster);
+  config = planned(std::move(config), cluster.ranks);
   Plan plan;
   plan.ranks = cluster.ranks;
   plan.ranks_per_node = cluster.ranks_per_node > 0 ? std::min(cluster.ranks_per_node, cluster.ranks) : cluster.ranks;

@@ -42,9 +42,10 @@ Traffic traffic_of(const sharding::StepTraffic& step, const sharding::DiskUse& d
   traffic.reduced_numel = step.reduced_numel;
   traffic.published_numel = step.published_numel;
   traffic.whole_numel = step.whole_numel;
-  traffic.nbytes = step.from_ranks_nbytes + step.to_hosts_nbytes;
+  traffic.nbytes = step.from_ranks_nbytes + step.by_rings_nbytes + step.to_hosts_nbytes;
+  const double by_rings = cluster.ranks > per_node ? step.by_rings_nbytes / per_node : 0;
   traffic.between_hosts_nbytes =
-      step.from_ranks_nbytes * share_of_other_hosts(cluster.ranks, per_node) + step.to_hosts_nbytes;
+      step.from_ranks_nbytes * share_of_other_hosts(cluster.ranks, per_node) + by_rings + step.to_hosts_nbytes;
   traffic.seconds = seconds(traffic.nbytes, cluster.bandwidth_nbytes_per_s);
   traffic.nvme_nbytes = disk.read_nbytes;
   traffic.nvme_written_nbytes = disk.written_nbytes;
@@ -56,8 +57,14 @@ Traffic traffic_of(const sharding::StepTraffic& step, const sharding::DiskUse& d
   return traffic;
 }
 
-double flops_of(const ModelShape& model, const Config& config) {
-  if (!model.transformer) return 0;
+namespace {
+
+/// Of a token.
+struct Passes {
+  double forward = 0, backward = 0;
+};
+
+Passes passes_of(const ModelShape& model) {
   const Transformer t = with_defaults(*model.transformer);
   const Forward forward = forward_of(t);
   double trained = 0, all = 0;
@@ -67,13 +74,45 @@ double flops_of(const ModelShape& model, const Config& config) {
   }
   // Backward: gradients of inputs, and of the weights that are trained.
   const double weights = all > 0 ? trained / all : 1;
-  double flops = (forward.products + forward.head) * (2 + weights) + 3 * forward.attention;
+  Passes passes{.forward = forward.products + forward.head + forward.attention};
+  passes.backward = (forward.products + forward.head) * (1 + weights) + 2 * forward.attention;
   if (t.checkpointing && t.kept != KeptResults::kProducts) {
     const double again = forward.products + (t.kept == KeptResults::kNone ? forward.attention : 0);
-    flops += again / static_cast<double>(std::max<std::int64_t>(1, t.checkpoint_every));
+    passes.backward += again / static_cast<double>(std::max<std::int64_t>(1, t.checkpoint_every));
   }
-  return flops *
-         static_cast<double>(t.seq * config.train_micro_batch_size_per_gpu * config.gradient_accumulation_steps);
+  return passes;
+}
+
+}  // namespace
+
+double flops_of(const ModelShape& model, const Config& config) {
+  if (!model.transformer) return 0;
+  const Passes passes = passes_of(model);
+  const std::int64_t seq = with_defaults(*model.transformer).seq;
+  return (passes.forward + passes.backward) *
+         static_cast<double>(seq * config.train_micro_batch_size_per_gpu * config.gradient_accumulation_steps);
+}
+
+std::vector<OperatorParts> operator_parts(const ModelShape& model, const std::vector<Use>& uses) {
+  const auto is_matrix = [&](int p) {
+    const auto& shape = model.parameters[static_cast<std::size_t>(p)].shape;
+    return shape.empty() || shape.size() > 1;
+  };
+  std::vector<double> weights(uses.size(), 0);
+  double all = 0;
+  for (std::size_t u = 0; u < uses.size(); ++u) {
+    if (!uses[u].in_backward) continue;  // a table is looked up
+    for (const int p : uses[u].parameters)
+      weights[u] += is_matrix(p) ? static_cast<double>(model.parameters[static_cast<std::size_t>(p)].numel) : 0;
+    all += weights[u];
+  }
+  const Passes passes = model.transformer ? passes_of(model) : Passes{1, 2};
+  std::vector<OperatorParts> parts(uses.size());
+  for (std::size_t u = 0; u < uses.size() && all > 0; ++u) {
+    const double part = weights[u] / all / (passes.forward + passes.backward);
+    parts[u] = {part * passes.forward, part * passes.backward};
+  }
+  return parts;
 }
 
 StepTimes times_of(const Plan& plan, const Config& config, const Cluster& cluster) {

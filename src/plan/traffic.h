@@ -11,6 +11,13 @@ Traffic traffic_of(const sharding::StepTraffic& step, const sharding::DiskUse& d
 /// where the model is no transformer.
 double flops_of(const ModelShape& model, const Config& config);
 
+/// Parts of the time of forward and backward, of an operator.
+struct OperatorParts {
+  double forward = 0, backward = 0;
+};
+/// By `uses`; all of them together are 1. By the products of matrices: operators without a matrix take no time.
+std::vector<OperatorParts> operator_parts(const ModelShape& model, const std::vector<Use>& uses);
+
 /// By `cluster.speeds`.
 StepTimes times_of(const Plan& plan, const Config& config, const Cluster& cluster);
 

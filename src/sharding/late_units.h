@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "layout/late_schedule.h"
 #include "sharding/sharded_model.h"
 #include "sharding/timeline.h"
 
@@ -43,7 +44,7 @@ class LateUnits {
   LateUnits(const ShardedModel& model, Timeline& timeline, Source& source);
 
   /// Which may be late, in the order in which they are fetched first. Before anything else.
-  void set_units(std::vector<int> units) { order_ = std::move(units); }
+  void set_units(std::vector<int> units) { schedule_.set_units(std::move(units)); }
   /// These units, whose parameters the caller has released, have new values elsewhere. After complete_all().
   void begin(std::span<const int> units);
   /// Before an operator uses a unit. Costs next to nothing while nothing is late.
@@ -53,35 +54,27 @@ class LateUnits {
   /// Its parameters are attached when it returns.
   void complete(int unit);
   void complete_all();
-  bool is_late(int unit) const { return states_[static_cast<std::size_t>(unit)] != State::kThere; }
+  bool is_late(int unit) const { return schedule_.is_late(unit); }
   /// Units that may be late, in which order they are fetched.
-  const std::vector<int>& order() const { return order_; }
+  const std::vector<int>& order() const { return schedule_.order(); }
   /// What a raw access to a late parameter throws.
   static std::string why_released(const std::string& name);
 
  private:
-  enum class State : std::uint8_t { kThere, kWanted, kComing, kMoved };
+  using LateSchedule = layout::LateSchedule;
 
   void use(int unit);
-  std::int64_t missing_numel(int unit) const;
   void fetch(int unit);
-  void note_moved(int unit);
   void go_on();
   void complete_locked(int unit);
-  void sort_by_use();
 
   const ShardedModel& model_;
   Timeline& timeline_;
   Source& source_;
   const int process_;
   std::mutex mutex_;
-  std::vector<State> states_;  ///< by unit
-  std::vector<int> order_;
-  std::vector<int> used_;          ///< late units, by their first uses since the last publication
-  std::size_t next_ = 0;           ///< in order_: not looked at yet
-  std::vector<int> coming_;        ///< in the order in which they were asked for
-  std::int64_t coming_numel_ = 0;  ///< other ranks' elements
-  std::atomic<int> count_{0};      ///< of late units
+  LateSchedule schedule_;
+  std::atomic<int> count_{0};  ///< of late units
 };
 
 }  // namespace zero::sharding

@@ -128,9 +128,22 @@ expect "lines that 80 columns do not hold" "$(awk 'length > 80' out | grep -vc '
 plan 0 --layers 40 --dim 5120 --seq 4096 --vocab 32000 --recompute 1 --cluster cluster.json --config nccl.json --json
 expect "products of matrices, as one counts them" \
   "$(value "round(j['stages'][0]['flops'] / (8 * (40 * 12 * 5120 ** 2) * 4096 + 6 * 32000 * 5120 * 4096 + 40 * 16 * 4096 ** 2 * 5120), 6)")" 1.0
-expect "what crosses hosts" "$(value "[round(s['traffic']['between_hosts_nbytes'] / s['traffic']['nbytes'] * 15 / 8, 6) for s in j['stages']]")" "[1.0, 1.0, 1.0, 1.0]"
+# Gradients come from each rank, published and gathered parameters once to each host of eight.
+expect "what crosses hosts" "$(value "[round(s['traffic']['between_hosts_nbytes'] / (2 * s['traffic']['reduced_numel'] * 8 / 15 + (4 if s['stage'] == 0 else 2) * (s['traffic']['published_numel'] + s['traffic']['gathered_numel']) / 8), 2) for s in j['stages']]")" "[1.0, 1.0, 1.0, 1.0]"
 expect "seconds between hosts" "$(value "all(abs(s['traffic']['between_hosts_nbytes'] * 8 / 400e9 - s['seconds']['between_hosts']) < 1e-9 for s in j['stages'])")" True
 expect "a step" "$(value "all(s['seconds']['compute'] + s['seconds']['update'] <= s['seconds']['at_least'] <= s['seconds']['in_turn'] for s in j['stages'])")" True
+expect "a simulated step" "$(value "all(s['seconds']['at_least'] <= s['simulated']['seconds'] <= 2 * s['seconds']['at_least'] for s in j['stages'])")" True
+expect "of it" "$(value "[round(sum(s['simulated'][k] for k in ('compute', 'copies', 'update', 'waits_for_parameters', 'waits_for_gradients', 'waits_for_ranks')) / s['simulated']['seconds'], 6) for s in j['stages']]")" "[1.0, 1.0, 1.0, 1.0]"
+expect "goodput" "$(value "0.99 < j['goodput']['of_time'] < 1, j['goodput']['interval'] == j['goodput']['best_interval'] > 3600, j['goodput']['mtbf'] == 132 * 86400")" "(True, True, True)"
+plan 0 --parameters 7e9 --cluster cluster.json --json
+expect "without FLOPs no step" "$(value "[s['simulated'] for s in j['stages']]")" "[None, None, None, None]"
+plan 0 --layers 40 --dim 5120 --seq 4096 --vocab 32000 --recompute 1 --cluster cluster.json
+for row in "a step, simulated" "  of it forward and backward" "  waiting for gradients" "  links of a host in use" "  steps in a day, with failures" "failures   2 hosts"; do
+  grep -qF "$row" out || fail "no row '$row': $(cat out)"
+done
+grep -q "with nothing beside anything" out && fail "an upper bound that is none: $(cat out)"
+plan 0 --layers 40 --dim 5120 --seq 4096 --vocab 32000 --recompute 1 --cluster cluster.json -n 100000 --stages 3
+grep -qF "12,500 hosts" out || fail "says nothing of the hosts: $(cat out)"
 plan 0 --parameters 7e9 --cluster cluster.json -n 32 --gpu-memory 141GB --json
 expect "options go first" "$(value "j['run']['ranks'], j['run']['nodes'], j['run']['gpu_memory_nbytes'], j['run']['node_memory_nbytes']")" "(32, 4, 141000000000, 2000000000000)"
 echo '{"nodes": 1, "ranks_per_node": 2, "node": {"memory": "24GB", "memory_bandwidth": "20GB/s", "nvme": "2.5GB/s"}, "cpu": {"flops": "150G", "shared_memory": "5GB/s"}}' > cpu.json
@@ -147,6 +160,9 @@ cluster "bad.json: node.memory: got 100, want a size with its unit" '{"node": {"
 cluster "bad.json: gpu.pcie: got '55', want a rate" '{"gpu": {"memory": "80GB", "pcie": "55"}}'
 cluster "bad.json: nodes: got 0, want a whole number" '{"nodes": 0}'
 cluster "bad.json: gpu: has no 'memory'" '{"gpu": {}}'
+cluster "bad.json: node.latency: got '10', want a time with its unit" '{"node": {"latency": "10"}}'
+cluster "bad.json: node.duplex: got 'both', want \"full\" or \"half\"" '{"node": {"duplex": "both"}}'
+cluster "bad.json: failures: has no 'host_mtbf'" '{"failures": {"restart": "5min"}}'
 cluster "has 'gpu' and 'cpu'" '{"gpu": {"memory": "80GB"}, "cpu": {}}'
 cluster "is no JSON" '{'
 cluster "bad.json: has 'memory' twice in one object; remove one" '{"gpu": {"memory": "80GB", "memory": "40GB"}}'

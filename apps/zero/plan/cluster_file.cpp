@@ -62,6 +62,20 @@ auto rate(double& to) {
   };
 }
 
+auto seconds(double& to) {
+  return [&to](const std::string& name, const json& value) {
+    to = parsed(name, value, "a time with its unit, such as \"10us\" or \"12h\"", parse_seconds);
+  };
+}
+
+auto duplex(bool& is_half) {
+  return [&is_half](const std::string& name, const json& value) {
+    const std::string text = text_of(name, value, "\"full\" or \"half\"");
+    if (text != "full" && text != "half") refuse(name, fmt::format("got '{}', want \"full\" or \"half\"", text));
+    is_half = text == "half";
+  };
+}
+
 auto flops(double& to) {
   return [&to](const std::string& name, const json& value) {
     to = value.is_number() ? value.get<double>()
@@ -120,24 +134,41 @@ plan::Cluster read_cluster(const std::string& path) {
   const Readers of_node = {{"memory", size(cluster.node_memory_nbytes)},
                            {"memory_bandwidth", rate(speeds.host_memory)},
                            {"network", rate(speeds.between_hosts)},
+                           {"duplex", duplex(speeds.half_duplex)},
+                           {"latency", seconds(speeds.host_latency)},
+                           {"message", seconds(speeds.message_seconds)},
                            {"nvme", rate(speeds.disk)}};
   const Readers of_gpu = {{"memory", size(cluster.gpu_memory_nbytes)},
                           {"memory_bandwidth", rate(speeds.device_memory)},
                           {"nvlink", rate(speeds.between_ranks)},
+                          {"latency", seconds(speeds.rank_latency)},
                           {"pcie", rate(speeds.to_device)},
                           {"flops", flops(speeds.flops_per_s)}};
-  const Readers of_cpu = {{"shared_memory", rate(speeds.between_ranks)}, {"flops", flops(speeds.flops_per_s)}};
+  const Readers of_cpu = {{"shared_memory", rate(speeds.between_ranks)},
+                          {"latency", seconds(speeds.rank_latency)},
+                          {"moves", rate(speeds.moved_by_core)},
+                          {"flops", flops(speeds.flops_per_s)}};
+  plan::Failures& failures = cluster.failures;
+  const Readers of_failures = {{"host_mtbf", seconds(failures.host_mtbf)},
+                               {"detection", seconds(failures.detection)},
+                               {"restart", seconds(failures.restart)},
+                               {"checkpoint", seconds(failures.checkpoint)},
+                               {"interval", seconds(failures.interval)}};
   read(path + ":", root,
        {{"nodes", count(nodes)},
         {"ranks_per_node", count(cluster.ranks_per_node)},
         {"node", section(of_node)},
         {"gpu", section(of_gpu)},
-        {"cpu", section(of_cpu)}});
+        {"cpu", section(of_cpu)},
+        {"failures", section(of_failures)}});
   cluster.gpus = root.contains("gpu");
   if (cluster.gpus && root.contains("cpu"))
     refuse(path, "has 'gpu' and 'cpu', in one of which ranks compute; keep one");
   if (cluster.gpus && cluster.gpu_memory_nbytes == 0)
     refuse(path + ": gpu", "has no 'memory'; give it, such as \"80GB\"");
+  if (root.contains("failures") && failures.host_mtbf == 0)
+    refuse(path + ": failures",
+           "has no 'host_mtbf', the mean time between failures of a host; give it, such as \"90d\"");
   cluster.ranks = nodes * cluster.ranks_per_node;
   return cluster;
 }

@@ -29,6 +29,17 @@ Config config_at(const PlanRequest& request, int stage) {
   return config;
 }
 
+void simulate(PlanResult& result, const PlanRequest& request) {
+  for (std::size_t i = 0; i < request.stages.size(); ++i) {
+    const Config config = config_at(request, request.stages[i]);
+    result.steps.push_back(plan::simulate_step(request.model, config, request.cluster, result.plans[i]));
+    if (result.steps.back().seconds == 0) result.steps.clear();
+    if (result.steps.empty()) break;  // of machines that are not known
+  }
+  if (request.cluster.failures.host_mtbf > 0)
+    result.goodput = plan::goodput(request.cluster.failures, result.plans.front().nodes);
+}
+
 }  // namespace
 
 PlanResult make_plans(PlanRequest request) {
@@ -41,6 +52,7 @@ PlanResult make_plans(PlanRequest request) {
     result.judged = i;
     result.fits = fits;
   }
+  simulate(result, request);
   if (!result.fits) {
     const int judged = request.stages[result.judged];
     plan::Changes allowed;

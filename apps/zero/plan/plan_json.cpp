@@ -33,7 +33,12 @@ ordered_json speeds_json(const plan::Speeds& speeds) {
           {"to_device", speeds.to_device},
           {"device_memory", speeds.device_memory},
           {"host_memory", speeds.host_memory},
-          {"disk", speeds.disk}};
+          {"disk", speeds.disk},
+          {"host_latency", speeds.host_latency},
+          {"rank_latency", speeds.rank_latency},
+          {"message_seconds", speeds.message_seconds},
+          {"moved_by_core", speeds.moved_by_core},
+          {"half_duplex", speeds.half_duplex}};
 }
 
 ordered_json run_json(const PlanResult& result) {
@@ -89,6 +94,29 @@ ordered_json times_json(const plan::StepTimes& times) {
       {"disk", times.disk},           {"at_least", times.at_least()},         {"in_turn", times.in_turn()}};
 }
 
+ordered_json step_json(const plan::StepSimulation& step) {
+  return {{"seconds", step.seconds},
+          {"compute", step.compute},
+          {"copies", step.copies},
+          {"update", step.update},
+          {"waits_for_parameters", step.waits_for_parameters},
+          {"waits_for_gradients", step.waits_for_gradients},
+          {"waits_for_ranks", step.waits_for_ranks},
+          {"link_use", step.link_use},
+          {"nbytes", step.nbytes},
+          {"between_hosts_nbytes", step.between_hosts_nbytes},
+          {"messages", step.messages},
+          {"events", step.events}};
+}
+
+ordered_json goodput_json(const std::optional<plan::Goodput>& goodput) {
+  if (!goodput) return nullptr;
+  return {{"of_time", goodput->of_time},
+          {"interval", goodput->interval},
+          {"best_interval", goodput->best_interval},
+          {"mtbf", goodput->mtbf}};
+}
+
 ordered_json paper_json(const plan::Plan& plan) {
   const auto states = plan::model_states(static_cast<double>(plan.parameters_numel), plan.stage, plan.ranks);
   return {{"parameters_nbytes", states.parameters_nbytes},
@@ -140,11 +168,15 @@ ordered_json suggestion_json(const std::optional<plan::Suggestion>& suggestion) 
 ordered_json plan_json(const PlanResult& result) {
   const plan::Plan& judged = result.plans[result.judged];
   ordered_json stages = ordered_json::array();
-  for (const auto& plan : result.plans) stages.push_back(stage_json(plan, result.request.cluster));
+  for (std::size_t i = 0; i < result.plans.size(); ++i) {
+    stages.push_back(stage_json(result.plans[i], result.request.cluster));
+    stages.back()["simulated"] = result.steps.empty() ? ordered_json() : step_json(result.steps[i]);
+  }
   return {{"model", model_json(result)},
           {"run", run_json(result)},
           {"activations", activations_json(result)},
           {"stages", stages},
+          {"goodput", goodput_json(result.goodput)},
           {"verdict",
            {{"stage", judged.stage},
             {"fits", result.fits},

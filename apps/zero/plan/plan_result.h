@@ -12,7 +12,10 @@ namespace zero::app {
 struct PlanResult {
   PlanRequest request;
   std::vector<plan::Plan> plans;  ///< by request.stages
-  std::size_t judged = 0;         ///< index of the plan that the verdict is about
+  /// Of these, where the machines come from a file that has the speeds; else empty.
+  std::vector<plan::StepSimulation> steps;
+  std::optional<plan::Goodput> goodput;  ///< where that file has failures
+  std::size_t judged = 0;                ///< index of the plan that the verdict is about
   bool fits = false;
   std::optional<plan::Suggestion> suggestion;  ///< only where it does not fit
   std::optional<plan::Suggestion> in_place;    ///< where that takes a disk, the GPUs' hosts or more of these

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <string_view>
 #include <utility>
@@ -60,6 +61,16 @@ class Table {
       const std::string cell = fmt::format("{:>{}}", word(plan), kCell);
       text_ += tone ? painted(tone(plan), cell) : cell;
     }
+    text_ += '\n';
+  }
+  /// Of the steps that were simulated; a row of zeros is left out.
+  void of_steps(std::string_view label, const std::function<double(const plan::StepSimulation&)>& value,
+                const std::function<std::string(double)>& cell) {
+    const auto is_zero = [&](const plan::StepSimulation& step) { return value(step) == 0; };
+    if (std::ranges::all_of(result_.steps, is_zero)) return;
+    text_ += fmt::format("  {:<{}}", label, kLabel - 2);
+    for (const auto& step : result_.steps)
+      text_ += fmt::format("{:>{}}", is_zero(step) ? std::string("-") : cell(value(step)), kCell);
     text_ += '\n';
   }
   /// Bytes in the table's unit; a row of zeros is left out.
@@ -272,7 +283,50 @@ void add_time_rows(Table& table, const PlanResult& result) {
     table.words(label, [part = part](const Plan& p) { return p.times.*part == 0 ? "-" : seconds_text(p.times.*part); });
   }
   table.words("a step, at least", [](const Plan& p) { return seconds_text(p.times.at_least()); });
-  table.words("with nothing beside anything", [](const Plan& p) { return seconds_text(p.times.in_turn()); });
+  if (result.steps.empty())
+    table.words("with nothing beside anything", [](const Plan& p) { return seconds_text(p.times.in_turn()); });
+}
+
+/// What a simulation of the engine's schedules has found.
+void add_step_rows(Table& table, const PlanResult& result) {
+  using Step = plan::StepSimulation;
+  if (result.steps.empty()) return;
+  const auto percent = [](double part) { return fmt::format("{:.0f} %", 100 * part); };
+  table.head("a step, simulated");
+  table.of_steps(
+      "a step", [](const Step& s) { return s.seconds; }, seconds_text);
+  table.of_steps(
+      "of it forward and backward", [](const Step& s) { return s.compute / s.seconds; }, percent);
+  table.of_steps(
+      "update, copying gradients", [](const Step& s) { return (s.update + s.copies) / s.seconds; }, percent);
+  table.of_steps(
+      "waiting for parameters", [](const Step& s) { return s.waits_for_parameters / s.seconds; }, percent);
+  table.of_steps(
+      "waiting for gradients", [](const Step& s) { return s.waits_for_gradients / s.seconds; }, percent);
+  table.of_steps(
+      "waiting in collectives", [](const Step& s) { return s.waits_for_ranks / s.seconds; }, percent);
+  table.of_steps(
+      "links of a host in use", [](const Step& s) { return s.link_use; }, percent);
+  table.of_steps(
+      "messages that a rank sends", [](const Step& s) { return s.messages; },
+      [](double count) { return with_commas(std::llround(count)); });
+  if (!result.goodput) return;
+  table.of_steps(
+      "steps in a day, with failures", [&](const Step& s) { return result.goodput->of_time * 86400 / s.seconds; },
+      [](double count) { return with_commas(std::llround(count)); });
+}
+
+/// What failures and checkpoints leave of the time.
+std::string goodput_text(const PlanResult& result) {
+  if (!result.goodput) return "";
+  const plan::Goodput& goodput = *result.goodput;
+  const plan::Plan& plan = result.plans.front();
+  std::string text = fmt::format(
+      "{} fail every {}; {:.1f} % of the time is steps that are kept, with a checkpoint every {}",
+      counted(plan.nodes, "host"), duration(goodput.mtbf), 100 * goodput.of_time, duration(goodput.interval));
+  if (goodput.interval != goodput.best_interval)
+    text += fmt::format(" (best: every {})", duration(goodput.best_interval));
+  return hanging("failures", text);
 }
 
 /// "a GPU needs 10.32 GB of 20.00 GB (18.63 GiB)", of all that is known.
@@ -364,8 +418,9 @@ std::string plan_text(const PlanResult& result) {
   add_host_rows(table, result);
   if (result.plans.front().ranks > 1) add_traffic_rows(table, result);
   add_time_rows(table, result);
-  return head_text(result) + notice_text(result) + "\n" + table.take() + activations_text(result) + "\n" +
-         verdict_text(result);
+  add_step_rows(table, result);
+  return head_text(result) + notice_text(result) + "\n" + table.take() + activations_text(result) +
+         goodput_text(result) + "\n" + verdict_text(result);
 }
 
 }  // namespace zero::app

@@ -24,6 +24,7 @@ constexpr Unit kSizes[] = {{"b", 1},     {"kb", 1e3},  {"mb", 1e6},  {"gb", 1e9}
 constexpr Unit kRates[] = {{"mbit/s", 1e6 / 8}, {"gbit/s", 1e9 / 8},  {"mbps", 1e6 / 8},
                            {"gbps", 1e9 / 8},   {"tbit/s", 1e12 / 8}, {"mb/s", 1e6},
                            {"gb/s", 1e9},       {"tb/s", 1e12},       {"gib/s", kGi}};
+constexpr Unit kTimes[] = {{"ns", 1e-9}, {"us", 1e-6}, {"ms", 1e-3}, {"s", 1}, {"min", 60}, {"h", 3600}, {"d", 86400}};
 
 /// The number times its unit, infinite where it is beyond a double; negative when `text` is neither.
 double parse(const std::string& text, std::span<const Unit> units) {
@@ -71,6 +72,12 @@ double parse_bandwidth(const std::string& option, const std::string& text) {
   const double rate = parse(text, kRates);
   if (rate > 0 && std::isfinite(rate)) return rate;
   throw ConfigError(fmt::format("{}: got '{}', want a rate such as 100Gbit/s or 12.5GB/s", option, text));
+}
+
+double parse_seconds(const std::string& option, const std::string& text) {
+  const double seconds = parse(text, kTimes);
+  if (seconds >= 0 && std::isfinite(seconds)) return seconds;
+  throw ConfigError(fmt::format("{}: got '{}', want a time with its unit, such as 10us, 30s or 12h", option, text));
 }
 
 }  // namespace zero::app

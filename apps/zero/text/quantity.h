@@ -16,4 +16,7 @@ std::int64_t parse_nbytes(const std::string& option, const std::string& text);
 /// "100Gbit/s", "12.5GB/s" or "10Gbps" -> bytes per second. Throws ConfigError.
 double parse_bandwidth(const std::string& option, const std::string& text);
 
+/// "10us", "1.5ms", "30s", "5min", "12h" or "90d" -> seconds. Throws ConfigError.
+double parse_seconds(const std::string& option, const std::string& text);
+
 }  // namespace zero::app

@@ -10,36 +10,12 @@ namespace zero::sharding {
 namespace {
 
 constexpr int kMicroBatches = 3;
-/// The buckets of a model and where its parameters lie in them.
-struct Buckets {
-  struct Place {
-    int bucket, position;
-  };
-  std::vector<std::int64_t> numel;
-  std::vector<std::vector<int>> parameters;  ///< by bucket
-  std::vector<std::vector<Place>> places;    ///< by parameter
-};
-
-Buckets make_buckets(const ShardingPlan& shards) {
-  Buckets buckets;
-  buckets.places.resize(shards.parameter_count());
-  for (const auto& unit : shards.units) {
-    if (!unit.trainable) continue;
-    for (auto& bucket : layout::cut_into_buckets(unit.slots, unit.numel, shards.bucket_numel)) {
-      for (std::size_t i = 0; i < bucket.parameters.size(); ++i)
-        buckets.places[bucket.parameters[i]].push_back({static_cast<int>(buckets.numel.size()), static_cast<int>(i)});
-      buckets.numel.push_back(bucket.range.numel());
-      buckets.parameters.push_back(std::move(bucket.parameters));
-    }
-  }
-  return buckets;
-}
 
 /// Carries out the reducer's schedule without memory.
 class BucketPool {
  public:
   /// `in_flight`: no reduction ends before its buffer is needed; else each ends at once.
-  BucketPool(const Buckets& buckets, std::int64_t limit_numel, bool in_flight)
+  BucketPool(const GradientBuckets& buckets, std::int64_t limit_numel, bool in_flight)
       : buckets_(buckets),
         schedule_(buckets.parameters, static_cast<int>(buckets.places.size())),
         buffer_of_(buckets.numel.size(), -1),
@@ -96,7 +72,7 @@ class BucketPool {
     sent_.pop_front();
   }
 
-  const Buckets& buckets_;
+  const GradientBuckets& buckets_;
   layout::BucketSchedule schedule_;
   layout::BestFit buffers_;
   std::vector<int> buffer_of_;  ///< by bucket
@@ -113,7 +89,7 @@ std::int64_t bucket_pool_numel(const ShardingPlan& shards, const Workload& work)
   if (!shards.sharding.gradients) return sum;
   if (sum / shards.bucket_numel > kMostBuckets)
     return std::min(sum, layout::bucket_pool_limit(shards.bucket_numel, /*overlap=*/true));
-  const Buckets buckets = make_buckets(shards);
+  const GradientBuckets buckets = gradient_buckets(shards);
   std::int64_t largest = 0;
   for (const std::int64_t numel : buckets.numel) largest = std::max(largest, numel);
   const std::int64_t limit = layout::bucket_pool_limit(largest, shards.overlap);

@@ -78,6 +78,21 @@ DiskUse& DiskUse::operator+=(const DiskUse& more) {
   return *this;
 }
 
+double StepTraffic::add(const Transfer& transfer) {
+  switch (transfer.way) {
+    case Way::kFromEach:
+      from_ranks_nbytes += transfer.nbytes;
+      break;
+    case Way::kByRing:
+      by_rings_nbytes += transfer.nbytes;
+      break;
+    case Way::kAcrossHosts:
+      to_hosts_nbytes += transfer.nbytes;
+      break;
+  }
+  return transfer.numel;
+}
+
 void Footprint::hold(MemoryKind kind, Tier tier, std::int64_t nbytes) { add(everywhere_, kind, tier, nbytes, nbytes); }
 void Footprint::reach(MemoryKind kind, Tier tier, std::int64_t nbytes) { add(everywhere_, kind, tier, 0, nbytes); }
 

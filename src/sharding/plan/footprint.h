@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "sharding/plan/sharding_plan.h"
+#include "sharding/plan/transfers.h"
 #include "zero/memory.h"
 #include "zero/plan.h"
 
@@ -35,9 +36,13 @@ struct DiskUse {
 struct StepTraffic {
   double gathered_numel = 0, reduced_numel = 0, published_numel = 0, whole_numel = 0;
   double from_ranks_nbytes = 0;  ///< evenly from all other ranks
+  double by_rings_nbytes = 0;    ///< from the rank before it: each host receives it once
   double to_hosts_nbytes = 0;    ///< from other hosts: once for each host, its ranks' shares
   double to_device_nbytes = 0, from_device_nbytes = 0;
   double host_update_nbytes = 0, device_update_nbytes = 0;  ///< that the update reads and writes in memory
+
+  /// Counts its bytes. Returns its elements.
+  double add(const Transfer& transfer);
 };
 
 /// Kinds of which ranks hold more or less than others: what is sharded.

@@ -53,7 +53,7 @@ class GatherPool {
       if (command.kind == Command::kWait && format) codes_.give_back(codes_of_[command.unit]);
       if (command.kind != Command::kGather) continue;
       const std::int64_t numel = shards_.units[command.unit].numel;
-      const std::int64_t nbytes = format ? optim::nbytes_of(*format, numel) : numel * shards_.low_nbytes();
+      const std::int64_t nbytes = shards_.gathered_nbytes(static_cast<std::size_t>(command.unit));
       buffer = buffers.take_or_make(numel);
       if (format) codes_of_[command.unit] = codes_.take_or_make(nbytes);
       gathered_numel_ += numel;

@@ -81,13 +81,6 @@ void declare_wire(Footprint& out, std::int64_t micro_batches) {
     out.reach(MemoryKind::kGradients, shards.memory_tier(), micro_batches * optim::nbytes_of(kErrorFormat, numel));
 }
 
-/// Every rank learns the others' block sums and a hash of their order of use, as fp64 (GradientNorm).
-double norm_nbytes(const ShardingPlan& shards) {
-  const auto blocks = static_cast<double>(shards.padded_numel(true)) / static_cast<double>(layout::kBlockNumel);
-  const double world = shards.world_size;
-  return 8 * (blocks + world) * (world - 1) / world;
-}
-
 }  // namespace
 
 std::int64_t largest_piece(const ShardingPlan& shards, int rank) {
@@ -116,14 +109,10 @@ void declare_reducer(Footprint& out, const Workload& work) {
   const double added = static_cast<double>(work.micro_batches) * trainable;
   if (shards.place.uploads()) out.traffic.from_device_nbytes += added * static_cast<double>(shards.gradient_nbytes());
   if (shards.world_size == 1) return;
-  const double others = (shards.world_size - 1.0) / shards.world_size;
+  out.traffic.reduced_numel += out.traffic.add(exchange_of(shards, added));
   // Without sharded optimizer states every rank receives all sums.
-  const double to_all = shards.sharding.optimizer_states ? 0 : trainable * others;
-  out.traffic.reduced_numel += added * others;
-  out.traffic.published_numel += to_all;
-  out.traffic.from_ranks_nbytes +=
-      static_cast<double>(work.micro_batches * shards.sent_gradient_nbytes(shards.padded_numel(true))) * others +
-      to_all * static_cast<double>(shards.sum_nbytes()) + norm_nbytes(shards);
+  out.traffic.published_numel += out.traffic.add(sums_of(shards, trainable));
+  out.traffic.add(norm_of(shards));
 }
 
 }  // namespace zero::sharding

@@ -93,6 +93,11 @@ struct ShardingPlan {
   std::int64_t sent_gradient_nbytes(std::int64_t numel) const {
     return gradient_wire ? optim::nbytes_of(gradient_wire->format, numel) : numel * gradient_nbytes();
   }
+  /// Of a unit, as it is gathered.
+  std::int64_t gathered_nbytes(std::size_t unit) const {
+    const auto format = gathered_format(unit);
+    return format ? optim::nbytes_of(*format, units[unit].numel) : units[unit].numel * low_nbytes();
+  }
   /// The form in which a unit is gathered.
   std::optional<optim::StateFormat> gathered_format(std::size_t unit) const {
     const bool is_quantized = weight_wire && !resident[unit] && (quantizes_trained || !units[unit].trainable);

@@ -71,20 +71,9 @@ void declare_traffic(Footprint& out, const GatherUse& gather) {
     resident += shards.resident[u] && shards.units[u].trainable ? static_cast<double>(shards.units[u].numel) : 0;
   if (place.uploads()) traffic.to_device_nbytes += (resident + gathered_numel) * low;
   if (shards.world_size == 1) return;
-  const double world = shards.world_size, others = (world - 1) / world;
-  // From a disk nothing comes from other ranks, nor where a host has everything.
-  const bool is_on_host = place.uploads() && place.parameters.tier == Tier::kHostShared;
-  if (!place.parameters.is_on_disk() && !is_on_host) {
-    traffic.gathered_numel += gathered_numel * others;
-    traffic.from_ranks_nbytes += static_cast<double>(gather.gathered_nbytes) * others;
-  }
-  const double to_all = is_on_host || !shards.sharding.optimizer_states ? 0 : resident * others;
-  // Parameters that exist once on every host: to each host once.
-  const auto trainable = static_cast<double>(shards.padded_numel(/*trainable_only=*/true));
-  const double to_hosts = place.reads_in_place() ? trainable * (shards.hosts - 1) / world : 0;
-  traffic.published_numel += to_all + to_hosts;
-  traffic.from_ranks_nbytes += to_all * low;
-  traffic.to_hosts_nbytes += to_hosts * low;
+  traffic.gathered_numel += traffic.add(gather_of(shards, gathered_numel, static_cast<double>(gather.gathered_nbytes)));
+  const double whole = place.reads_in_place() ? static_cast<double>(shards.padded_numel(true)) : resident;
+  traffic.published_numel += traffic.add(publication_of(shards, whole));
 }
 
 }  // namespace
