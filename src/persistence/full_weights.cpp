@@ -326,6 +326,7 @@ LoadReport Engine::load_full_weights(const std::string& path, const FullWeightsO
   impl.life.half_loaded = true;
   LoadReport report = weights.apply();
   impl.life.half_loaded = false;
+  if (impl.sharded.local_steps) impl.sharded.local_steps->restart();
   impl.note_loaded(report);
   return report;
 }

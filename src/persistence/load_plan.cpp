@@ -53,6 +53,7 @@ class LoadPlanner {
     for (const std::size_t t : saved_.weights_and_buffers()) {
       if (!used_.contains(t)) plan_.report.unexpected.push_back(saved_.info(t).name);
     }
+    if (impl_.sharded.local_steps) plan_outer_values();
     if (options_.strict) check_strict();
     if (!options_.module_only && options_.load_optimizer_states) check_optimizer();
     notice_names();
@@ -259,6 +260,45 @@ class LoadPlanner {
                     found_.folder, theirs.empty() ? "one of the engine's" : theirs, ours));
   }
 
+  /// What islands have together: what their round began from, and the outer momentum.
+  void plan_outer_values() {
+    if (options_.module_only || !options_.load_optimizer_states) return;
+    const std::size_t items_before = plan_.items.size();
+    plan_.in_round = state_.in_round;
+    for (const auto& part : impl_.sharded.local_steps->parts()) {
+      for (const int p : impl_.sharded.model.units[part.unit].parameters) {
+        const Range mine = layout::intersect(impl_.sharded.model.parameters[p].range, part.range);
+        if (mine.empty()) continue;
+        const auto read = [&](const char* kind, float* values) {
+          const auto t = saved_.find_parameter(kind, p);
+          if (!t || saved_.info(*t).shape != whole_shape(p)) return false;
+          const Destination destination{[values, part](Range range) {
+            return at::from_blob(values + (range.begin - part.range.begin), {range.numel()}, at::kFloat);
+          }};
+          plan_.items.push_back(parameter_item(impl_, p, *t, saved_.info(*t), mine, destination));
+          return true;
+        };
+        if (part.momentum && !read(kinds::kOuterMomentum, part.momentum)) {
+          plan_.to_start_anew.emplace_back([begin = part.momentum + (mine.begin - part.range.begin), mine] {
+            std::fill_n(begin, mine.numel(), 0.0F);
+          });
+        }
+        if (plan_.in_round && !read(kinds::kOuterWeight, part.outer)) plan_.in_round = false;
+      }
+    }
+    (void)items_before;
+  }
+
+  void notice_islands() {
+    const int islands = impl_.sharded.local_steps ? impl_.sharded.local_steps->islands() : 1;
+    if (state_.islands == islands) return;
+    if (state_.islands == 1) return;
+    notice(fmt::format("the checkpoint is of {} islands that train apart (zerotorch.local_steps), and this run has {}: "
+                       "all take the optimizer states{} of the first",
+                       state_.islands, islands == 1 ? "none" : std::to_string(islands),
+                       state_.in_round ? ", and the weights," : ""));
+  }
+
   void notice(std::string text) { plan_.report.notices.push_back(std::move(text)); }
 
   void notice_names() {
@@ -279,6 +319,7 @@ class LoadPlanner {
           "{} parameters are frozen in this model, their optimizer states in the checkpoint are not used: {}",
           unused_states_.size(), some_of(unused_states_)));
     }
+    notice_islands();
     if (!options_.load_optimizer_states) notice("optimizer states were not loaded: they stay as they are");
   }
 
