@@ -1,6 +1,7 @@
 #include "persistence/load_plan.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
 
@@ -263,40 +264,46 @@ class LoadPlanner {
   /// What islands have together: what their round began from, and the outer momentum.
   void plan_outer_values() {
     if (options_.module_only || !options_.load_optimizer_states) return;
-    const std::size_t items_before = plan_.items.size();
+    const auto find = [&](const char* kind, int p) {
+      const auto t = saved_.find_parameter(kind, p);
+      return t && saved_.info(*t).shape == whole_shape(p) ? t : std::nullopt;
+    };
     plan_.in_round = state_.in_round;
+    for (std::size_t i = 0; i < impl_.sharded.model.parameters.size(); ++i) {
+      const int p = static_cast<int>(i);
+      const bool trainable = impl_.sharded.model.units[impl_.sharded.model.parameters[i].unit].trainable;
+      plan_.in_round &= !trainable || find(kinds::kOuterWeight, p).has_value();
+    }
     for (const auto& part : impl_.sharded.local_steps->parts()) {
       for (const int p : impl_.sharded.model.units[part.unit].parameters) {
         const Range mine = layout::intersect(impl_.sharded.model.parameters[p].range, part.range);
-        if (mine.empty()) continue;
-        const auto read = [&](const char* kind, float* values) {
-          const auto t = saved_.find_parameter(kind, p);
-          if (!t || saved_.info(*t).shape != whole_shape(p)) return false;
-          const Destination destination{[values, part](Range range) {
-            return at::from_blob(values + (range.begin - part.range.begin), {range.numel()}, at::kFloat);
-          }};
-          plan_.items.push_back(parameter_item(impl_, p, *t, saved_.info(*t), mine, destination));
-          return true;
+        const auto read = [&](std::size_t t, float* values) {
+          const auto view = [values, begin = part.range.begin](Range range) {
+            return at::from_blob(values + (range.begin - begin), {range.numel()}, at::kFloat);
+          };
+          plan_.items.push_back(parameter_item(impl_, p, t, saved_.info(t), mine, {view}));
         };
-        if (part.momentum && !read(kinds::kOuterMomentum, part.momentum)) {
+        if (mine.empty()) continue;
+        if (plan_.in_round) read(*find(kinds::kOuterWeight, p), part.outer);
+        if (!part.momentum) continue;
+        if (const auto t = find(kinds::kOuterMomentum, p)) {
+          read(*t, part.momentum);
+        } else {
           plan_.to_start_anew.emplace_back([begin = part.momentum + (mine.begin - part.range.begin), mine] {
             std::fill_n(begin, mine.numel(), 0.0F);
           });
         }
-        if (plan_.in_round && !read(kinds::kOuterWeight, part.outer)) plan_.in_round = false;
       }
     }
-    (void)items_before;
   }
 
   void notice_islands() {
     const int islands = impl_.sharded.local_steps ? impl_.sharded.local_steps->islands() : 1;
-    if (state_.islands == islands) return;
-    if (state_.islands == 1) return;
-    notice(fmt::format("the checkpoint is of {} islands that train apart (zerotorch.local_steps), and this run has {}: "
-                       "all take the optimizer states{} of the first",
-                       state_.islands, islands == 1 ? "none" : std::to_string(islands),
-                       state_.in_round ? ", and the weights," : ""));
+    if (state_.islands == islands || state_.islands == 1) return;
+    notice(fmt::format(
+        "the checkpoint is of {} islands that train apart (zerotorch.local_steps), and this run has {}: "
+        "all take the optimizer states{} of the first",
+        state_.islands, islands == 1 ? "none" : std::to_string(islands), state_.in_round ? ", and the weights," : ""));
   }
 
   void notice(std::string text) { plan_.report.notices.push_back(std::move(text)); }

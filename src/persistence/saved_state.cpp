@@ -84,7 +84,9 @@ class Reader {
     if (!found.is_object() || (found.contains("in_round") && !found["in_round"].is_boolean())) refuse("local_steps");
     return static_cast<int>(count_in(found, "islands", kMostInWindow));
   }
-  bool in_round() const { return islands() > 0 && value("local_steps") != nullptr && value("local_steps").value("in_round", false); }
+  bool in_round() const {
+    return islands() > 0 && value("local_steps") != nullptr && value("local_steps").value("in_round", false);
+  }
   /// The state of one of `islands`; nothing where the checkpoint is of another number of them, or it is the first one's.
   std::optional<std::string> of_island(int island, int islands) const {
     if (island == 0 || this->islands() != islands) return std::nullopt;
