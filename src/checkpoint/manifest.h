@@ -41,6 +41,10 @@ struct OfIsland {
 OfIsland parse_island(std::string_view kind);
 }  // namespace kinds
 
+inline constexpr std::string_view kBetweenExchanges =
+    "saved between two exchanges of islands that train apart (zerotorch.local_steps): these are the weights of the "
+    "first one";
+
 struct TensorInfo {
   std::string name;  ///< the module's own
   std::string kind = kinds::kWeight;
