@@ -87,7 +87,7 @@ class Reader {
   bool in_round() const {
     return islands() > 0 && value("local_steps") != nullptr && value("local_steps").value("in_round", false);
   }
-  /// The state of one of `islands`; nothing where the checkpoint is of another number of them, or it is the first one's.
+  /// The state of one of `islands`; nothing if the checkpoint is of another number of them, or it is the first one's.
   std::optional<std::string> of_island(int island, int islands) const {
     if (island == 0 || this->islands() != islands) return std::nullopt;
     const auto others = value("local_steps").value("states", nlohmann::json());
