@@ -13,7 +13,8 @@
 // disk), -params (parameters in one, too), -default (overlap_comm, progress thread and, at stage 3, store as the engine
 // chooses them), -host (states and parameters of a module on a GPU in host memory, where they
 // are anyway with several ranks), -ratio (half of the elements updated there, half by the GPU), -late (an update that
-// is delayed), -qweights and -qgradients (gathered in 8 bits, sent in 4).
+// is delayed), -qweights and -qgradients (gathered in 8 bits, sent in 4), -localN (hosts are islands that exchange
+// after every N steps: give --in-a-row a multiple of N).
 // A GPU's memory is that in use (with what allocators keep, of all processes), what libtorch's allocator had of it at
 // most, and the ledger's kinds; --alone for those of the engine. Under mpirun the ranks are mpirun's;
 // scripts/slow_network.sh makes them talk over a network of a given speed, and scripts/hosts.sh over one between hosts:
@@ -105,6 +106,12 @@ zero::GPTOptions model_options(const Options& options) {
   return model;
 }
 
+/// Of "-local64"; 0: there are no islands.
+int local_steps_of(const std::string& mode) {
+  const std::size_t word = mode.find("-local");
+  return word == std::string::npos ? 0 : std::stoi(mode.substr(word + 6));
+}
+
 std::string json_of(const Options& options, const std::string& mode) {
   const auto has = [&](const char* word) { return mode.find(word) != std::string::npos; };
   const bool copying = has("copying") || has("params");
@@ -124,7 +131,7 @@ std::string json_of(const Options& options, const std::string& mode) {
              "offload_param": {{"device": "{}", "nvme_path": "{}"}}}},
            "aio": {{"block_size": {}, "queue_depth": {}}},
            "zerotorch": {{"store": "{}", "update": "{}", "progress_thread": "{}",
-             "measured_prefetch": {}, "caching_allocator": {}}}{}}})",
+             "measured_prefetch": {}, "caching_allocator": {}, "local_steps": {{"steps": {}}}}}{}}})",
       options.batch, options.accumulation, has("8bit") ? "AdamW8bit" : "AdamW", options.in_backward ? 0.0 : 1.0,
       !options.fp32, !options.in_backward, mode[5], overlap, has("qweights"), has("qgradients"),
       has("nvme")   ? "nvme"
@@ -141,7 +148,8 @@ std::string json_of(const Options& options, const std::string& mode) {
       is_default      ? "auto"
       : has("thread") ? "always"
                       : "never",
-      !has("fixed"), !options.glibc, options.bf16_sums ? R"(, "data_types": {"grad_accum_dtype": "bf16"})" : "");
+      !has("fixed"), !options.glibc, local_steps_of(mode),
+      options.bf16_sums ? R"(, "data_types": {"grad_accum_dtype": "bf16"})" : "");
 }
 
 /// Forward and backward of one step's micro-batches; returns the last loss.
@@ -284,7 +292,8 @@ nlohmann::json summary(const Options& options, const std::string& mode, const Me
             {"wait", mean_of(&B::wait)},
             {"norm", mean_of(&B::norm)},
             {"update", mean_of(&B::update)},
-            {"publish", mean_of(&B::publish)}}}};
+            {"publish", mean_of(&B::publish)},
+            {"islands", mean_of(&B::islands)}}}};
 }
 
 /// Modes of a kind train alike.
@@ -292,7 +301,7 @@ std::string kind_of(const std::string& mode) {
   std::string kind;
   for (const char* const word : {"8bit", "late", "qweights", "qgradients"})
     kind += mode.find(word) != std::string::npos ? word : "";
-  return kind;
+  return kind + std::to_string(local_steps_of(mode));
 }
 
 int run_rank(const Options& options) {

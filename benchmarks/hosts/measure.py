@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from typing import Any
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 MODES = "stage1-default,stage2-default,stage3-default-copying,stage3-default-shared,ddp,fsdp2"
-PEERS = ("ddp", "fsdp2")
+PEERS = ("ddp", "powersgd4", "fsdp2")
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
@@ -34,10 +35,18 @@ def bits_per_second(rate: str) -> float | None:
     return None
 
 
+def local_steps(mode: str) -> int:
+    """Of stage1-default-local64; 0: hosts are no islands."""
+    found = re.search(r"-local(\d+)", mode)
+    return int(found[1]) if found else 0
+
+
 def theory(mode: str, numel: int, nbytes: int, hosts: int, slots: int) -> float:
     """Bytes that a host has to send in a step."""
     ranks = hosts * slots
     away = (hosts - 1) / hosts
+    if steps := local_steps(mode):  # each host sends its masters and its outer values once, all ranks together
+        return 2 * away * numel * 4 / steps
     if mode == "ddp":  # a ring of all ranks goes out of a host once
         return 2 * (ranks - 1) / ranks * numel * nbytes
     if mode == "fsdp2":  # three rings: two all-gathers and a reduce-scatter
@@ -68,7 +77,10 @@ def measure(args: argparse.Namespace, mode: str) -> dict[str, Any]:
     mpirun = ["mpirun", "-n", str(ranks), "--hostfile", os.environ["HOSTFILE"], "--bind-to", "none"]
     mpirun += ["-x", "OMP_NUM_THREADS=1", *args.mpirun]
     common = ["--batch", str(args.batch), "--steps", str(args.steps), "--warmup", str(args.warmup)]
-    common += ["--in-a-row", str(args.in_a_row), "--interface", "eth0"]
+    in_a_row = args.in_a_row
+    if steps := local_steps(mode):  # as many exchanges in all that is timed
+        in_a_row = -(-in_a_row // steps) * steps
+    common += ["--in-a-row", str(in_a_row), "--interface", "eth0"]
     if mode in PEERS:
         mpirun += ["-x", "GLOO_SOCKET_IFNAME=eth0", "-x", "MASTER_ADDR=10.77.0.1", "-x", "MASTER_PORT=29555"]
         command = [sys.executable, str(HERE / "torch_step.py"), "--mode", mode, *common, "--dtype", args.dtype]
@@ -77,7 +89,8 @@ def measure(args: argparse.Namespace, mode: str) -> dict[str, Any]:
         command = [args.step, "--preset", "gpt-25m", "--no-pin", "--modes", mode, *kind, *common]
     lines = run(mpirun + command, args.timeout, mode).splitlines()
     result: dict[str, Any] = json.loads(next(line for line in lines if line.startswith("{")))
-    sent = theory(mode, result["parameters"], 4 if args.dtype == "fp32" else 2, args.hosts, args.slots)
+    numel = result.get("reduced_numel", result["parameters"])  # PowerSGD's factors
+    sent = theory("ddp" if mode.startswith("powersgd") else mode, numel, 4 if args.dtype == "fp32" else 2, args.hosts, args.slots)
     speed = bits_per_second(args.rate)
     result |= {"mode": mode, "hosts": args.hosts, "slots": args.slots, "rate": args.rate, "theory_mb": sent / 1e6}
     if speed:
@@ -111,7 +124,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--slots", type=int, default=1, help="ranks on each host")
     parser.add_argument("--rate", default="1gbit", help="of each host's link, as tc takes it; - for no limit")
-    parser.add_argument("--modes", default=MODES, help=f"of benchmarks/step, ddp or fsdp2 (default: {MODES})")
+    parser.add_argument("--modes", default=MODES, help=f"of benchmarks/step, or {PEERS} (default: {MODES})")
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--batch", type=int, default=4, help="sequences of 256 tokens a rank")
     parser.add_argument("--in-a-row", type=int, default=4, help="steps that are timed together")

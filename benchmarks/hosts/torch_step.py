@@ -16,6 +16,8 @@ import sys
 import time
 from typing import Any
 
+RANK = 4  # of PowerSGD's factors
+
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 
@@ -30,6 +32,18 @@ def traffic_of(interface: str) -> tuple[float, float]:
     return 0.0, 0.0
 
 
+def reduced_numel(model: Any, mode: str) -> int:
+    """Elements that a step's all-reduces add up."""
+    numel = 0
+    for parameter in model.parameters():
+        rows = parameter.shape[0]
+        columns = parameter.numel() // rows
+        factors = RANK * (rows + columns)
+        compressed = mode == "powersgd4" and parameter.ndim > 1 and 2 * factors < parameter.numel()
+        numel += factors if compressed else parameter.numel()
+    return numel
+
+
 def trainer_of(mode: str, model: Any, dtype: str) -> Any:
     """step(tokens) of one micro-batch."""
     import peers
@@ -37,8 +51,13 @@ def trainer_of(mode: str, model: Any, dtype: str) -> Any:
 
     if dtype == "bf16":
         return {"ddp": peers.Ddp, "fsdp2": peers.Fsdp2}[mode](model, None).step
-    if mode == "ddp":
+    if mode in ("ddp", "powersgd4"):
         trained = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        if mode == "powersgd4":
+            from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=RANK, start_powerSGD_iter=2)
+            trained.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     else:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -61,7 +80,7 @@ def trainer_of(mode: str, model: Any, dtype: str) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mode", choices=("ddp", "fsdp2"), required=True)
+    parser.add_argument("--mode", choices=("ddp", "powersgd4", "fsdp2"), required=True)
     parser.add_argument("--interface", default="eth0")
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     defaults = {"layers": 8, "dim": 512, "heads": 8, "vocab": 256, "seq": 256, "batch": 4}
@@ -84,7 +103,11 @@ def main() -> None:
     step = trainer_of(args.mode, model, args.dtype)
     generator = torch.Generator().manual_seed(rank)
     tokens = [torch.randint(0, args.vocab, (args.batch, args.seq + 1), generator=generator) for _ in range(8)]
+    reduced = reduced_numel(plain, args.mode)
     baseline, seconds, received, sent = [], [], [], []
+    if args.mode == "powersgd4":  # it begins after two steps
+        for _ in range(3):
+            step([tokens[0]])
     for i in range(args.warmup + args.steps):
         dist.barrier()
         begin = time.perf_counter()
@@ -113,7 +136,7 @@ def main() -> None:
         print(
             json.dumps(
                 {
-                    "mode": args.mode, "parameters": numel, "ranks": ranks, "batch": args.batch, "dtype": args.dtype,
+                    "mode": args.mode, "parameters": numel, "reduced_numel": reduced, "ranks": ranks, "batch": args.batch, "dtype": args.dtype,
                     "step_s": statistics.median(seconds), "baseline_s": statistics.median(baseline),
                     "ratio_pairs_median": statistics.median(ratios),
                     "received_mb": statistics.median(received) / 1e6, "sent_mb": statistics.median(sent) / 1e6,

@@ -150,6 +150,7 @@ struct ExportReport {
   std::vector<std::string> files;
   std::int64_t tensors = 0;
   std::uint64_t nbytes = 0;
+  std::string notice = {};  ///< what a person should know of these weights; usually empty
 };
 /// Writes the weights as safetensors files that Hugging Face's loaders read: model.safetensors, or
 /// model-00001-of-0000N.safetensors with model.safetensors.index.json. Creates the folder `to`; replaces files of those

@@ -514,6 +514,20 @@ struct Config {
       std::int64_t buffer_count = 4;
     };
     OffloadActivations offload_activations;
+    /// DiLoCo (arXiv:2311.08105): islands of ranks that train apart for some steps, then average what they have learnt.
+    /// An island trains as all ranks do otherwise. Then the mean over the islands of how far each has moved is the
+    /// gradient of an outer SGD with Nesterov momentum, whose values all islands go on from. A different training,
+    /// which depends on the number of islands, and not on how many ranks each has.
+    struct LocalSteps {
+      /// Optimizer steps from one exchange to the next; 0: there are no islands. A step that is skipped counts.
+      std::int64_t steps = 0;
+      /// Ranks of an island, a divisor of the number of ranks; 0: those of a host.
+      std::int64_t ranks_per_island = 0;
+      /// Learning rate and momentum of the outer SGD.
+      double lr = 0.7;
+      double momentum = 0.9;
+    };
+    LocalSteps local_steps;
   };
   Zerotorch zerotorch;
 

@@ -175,7 +175,9 @@ class Engine {
   /// The other groups keep values and states, and their gradients are dropped as by zero_grad().
   void step(const std::vector<int>& parameter_groups);
 
-  int rank() const;        ///< data-parallel rank: selects this rank's share of the data
+  /// Data-parallel rank: selects this rank's share of the data. With islands of several ranks (zerotorch.local_steps)
+  /// it is not the rank in group().
+  int rank() const;
   int world_size() const;  ///< data-parallel ranks
   int local_rank() const;  ///< among all ranks on this host
   int model_parallel_rank() const;

@@ -212,8 +212,9 @@ struct Traffic {
   double gathered_numel = 0;
   double reduced_numel = 0;
   double published_numel = 0;
+  double islands_numel = 0;         ///< from other islands (zerotorch.local_steps), mean over the steps of a round
   double whole_numel = 0;           ///< every trainable tensor counts, also one that a step does not use
-  double nbytes = 0;                ///< of all four in their dtypes, plus norms
+  double nbytes = 0;                ///< of all of them in their dtypes, plus norms
   double between_hosts_nbytes = 0;  ///< of these from ranks of other hosts
   double seconds = 0;               ///< at the cluster's bandwidth, without overlap; 0: bandwidth unknown
   double nvme_nbytes = 0;           ///< read from disk by the heaviest rank

@@ -24,6 +24,7 @@ struct CommunicationReport {
   std::int64_t reduced_numel = 0;     ///< other ranks' gradient slices for this rank's shard
   std::int64_t published_numel =
       0;  ///< updated parameters (stages 1-2; node-shared: from other hosts) or reduced gradients (stage 0)
+  std::int64_t islands_numel = 0;    ///< fp32 values of the other islands (zerotorch.local_steps)
   std::int64_t whole_numel = 0;      ///< fp32 values of tensors that Muon and Adafactor bring together, and back
   std::int64_t control_nbytes = 0;   ///< norms and order checks
   std::int64_t received_nbytes = 0;  ///< all of these, in the dtypes in which they travel
@@ -36,7 +37,9 @@ struct CommunicationReport {
   /// receiving.
   std::int64_t copied_nbytes = 0;
 
-  std::int64_t total_numel() const { return gathered_numel + reduced_numel + published_numel + whole_numel; }
+  std::int64_t total_numel() const {
+    return gathered_numel + reduced_numel + published_numel + whole_numel + islands_numel;
+  }
   std::string to_string() const;
 };
 
@@ -87,7 +90,8 @@ struct StepBreakdown {
   double norm = 0;
   double update = 0;
   double publish = 0;
-  double total() const { return gradient_copy + reduce + gather + wait + norm + update + publish; }
+  double islands = 0;  ///< exchange with the other islands (zerotorch.local_steps)
+  double total() const { return gradient_copy + reduce + gather + wait + norm + update + publish + islands; }
 };
 
 /// Completed calls of one kind of collective and message size since initialize(), on this rank. Recorded with

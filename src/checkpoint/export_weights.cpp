@@ -76,7 +76,11 @@ ExportReport export_weights(io::FileSystem& files, const std::string& path, cons
       if (progress) progress(done, total);
     }
   }
-  return out.finish();
+  ExportReport report = out.finish();
+  if (std::ranges::any_of(found.manifest.tensors,
+                          [](const auto& tensor) { return tensor.info.kind == kinds::kOuterWeight; }))
+    report.notice = kBetweenExchanges;
+  return report;
 }
 
 }  // namespace zero::checkpoint

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -21,6 +22,8 @@ constexpr std::string_view kChecksumMember = ",\n\"checksum\":";
 /// Some millions of pieces. Parsed it takes several times as much memory.
 constexpr std::uint64_t kMaxManifestNbytes = std::uint64_t{256} << 20;
 constexpr int kMaxDims = 64;
+
+constexpr std::string_view kIsland = "island";
 
 /// A name that a kind may have.
 bool is_kind(std::string_view name) {
@@ -269,6 +272,19 @@ std::string manifest_text(io::FileSystem& files, const std::string& folder) {
 }  // namespace
 
 std::int64_t TensorInfo::numel() const { return checked_numel(shape, name); }
+std::string kinds::of_island(int island, std::string_view kind) {
+  return island == 0 ? std::string(kind) : fmt::format("{}{}_{}", kIsland, island, kind);
+}
+
+kinds::OfIsland kinds::parse_island(std::string_view kind) {
+  if (!kind.starts_with(kIsland)) return {0, kind};
+  const std::string_view rest = kind.substr(kIsland.size());
+  int island = 0;
+  const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), island);
+  if (error != std::errc() || island < 1 || end == rest.data() + rest.size() || *end != '_') return {0, kind};
+  return {island, std::string_view(end + 1, rest.data() + rest.size())};
+}
+
 std::string TensorInfo::key() const { return fmt::format("{}/{}", kind, name); }
 
 const ManifestTensor* Manifest::find(std::string_view kind, std::string_view name) const {

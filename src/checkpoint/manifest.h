@@ -27,7 +27,23 @@ inline constexpr const char* kWeight = "weight";             ///< at full precis
 inline constexpr const char* kGradientSum = "gradient_sum";  ///< over the micro-batches of a window that is not over
 inline constexpr const char* kBuffer = "buffer";
 inline constexpr const char* kRandomState = "random_state";  ///< a random generator's of one rank
+// Of islands that train apart (zerotorch.local_steps): what they started from, and the outer momentum.
+inline constexpr const char* kOuterWeight = "outer_weight";
+inline constexpr const char* kOuterMomentum = "outer_momentum";
+
+/// A kind as the island has it; the first one's has no prefix: "island2_exp_avg".
+std::string of_island(int island, std::string_view kind);
+struct OfIsland {
+  int island = 0;
+  std::string_view kind;
+};
+/// The other way round; views `kind`.
+OfIsland parse_island(std::string_view kind);
 }  // namespace kinds
+
+inline constexpr std::string_view kBetweenExchanges =
+    "saved between two exchanges of islands that train apart (zerotorch.local_steps): these are the weights of the "
+    "first one";
 
 struct TensorInfo {
   std::string name;  ///< the module's own

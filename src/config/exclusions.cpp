@@ -68,6 +68,14 @@ constexpr Exclusion kExclusions[] = {
      "set bf16.enabled and bf16.bf16_master_weights_and_grads to true, or remove the key"},
     {&kNarrowMasters, &kProgramOptimizer, "an optimizer of the program's own has fp32 masters and gradients",
      "remove the keys of 16-bit master weights and states, and data_types.grad_accum_dtype"},
+    {&kLocalSteps, &kUpdatesElsewhen, "islands exchange what an update has left, when it is over",
+     "set zerotorch.update to \"after_backward\""},
+    {&kLocalSteps, &kMasters16Bit, "a step of 16 bits loses what islands have learnt", "keep fp32 master weights"},
+    {&kLocalSteps, &kProgramOptimizer, "checkpoints have no place for its states of several islands",
+     "give the optimizer by the configuration"},
+    {&kLocalSteps, &kModelParallel, "islands are built of ranks that hold whole models",
+     "remove zerotorch.local_steps, or shard with ZeRO alone"},
+    {&kLocalSteps, &kModuleOnGpu, "it is built for modules on the CPU", "remove zerotorch.local_steps"},
 };
 
 }  // namespace

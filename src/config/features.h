@@ -155,6 +155,16 @@ inline constexpr Feature kRoundsStochastically{"zerotorch.stochastic_rounding", 
 inline constexpr Feature kWiderMasters{"data_types", "with masters other than bf16",
                                        [](const Setting& s) { return s.config.master_dtype() != DType::kBFloat16; }};
 
+inline constexpr Feature kLocalSteps{
+    "zerotorch.local_steps.steps", "above 0", [](const Setting& s) { return s.config.zerotorch.local_steps.steps > 0; },
+    [](const Setting& s) { return fmt::format("{}", s.config.zerotorch.local_steps.steps); }};
+inline constexpr Feature kUpdatesElsewhen{"zerotorch.update", "other than after_backward", [](const Setting& s) {
+                                            return s.config.zerotorch.update != Own::Update::kAfterBackward;
+                                          }};
+inline constexpr Feature kMasters16Bit{"data_types", "and other keys of 16-bit master weights",
+                                       [](const Setting& s) { return s.config.master_dtype() != DType::kFloat32; }};
+inline constexpr Feature kModelParallel{"", "model-parallel ranks", [](const Setting& s) { return s.model_parallel; }};
+
 inline constexpr Feature kProgramOptimizer{"", "InitializeOptions::optimizer_factory",
                                            [](const Setting& s) { return s.program_optimizer; }};
 inline constexpr Feature kModelParallelUnused{

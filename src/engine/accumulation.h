@@ -34,7 +34,7 @@ class Accumulation {
   /// What the sum of a step's gradients is divided by.
   double averaged_micro_batches() const {
     const bool over_ranks = config_.gradient_allreduce_op == Config::GradientAllreduceOp::kMean;
-    return static_cast<double>(config_.gradient_accumulation_steps * (over_ranks ? groups_.data_parallel.size() : 1));
+    return static_cast<double>(config_.gradient_accumulation_steps * (over_ranks ? groups_.island.size() : 1));
   }
   /// What turns a sum of gradients of scaled losses into the average over the micro-batches of a step.
   double averaging() const { return 1.0 / (averaged_micro_batches() * training_.scaler.scale()); }

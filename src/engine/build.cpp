@@ -121,7 +121,7 @@ ShardPlace place_model(Engine::Impl& impl) {
   // Work for a device other than the current one costs memory on both.
   if (!model.module_device.is_cpu())
     c10::impl::VirtualGuardImpl(model.module_device.type()).setDevice(model.module_device);
-  const ShardPlace place = choose_shard_place(model.module_device, impl.config, impl.groups.data_parallel);
+  const ShardPlace place = choose_shard_place(model.module_device, impl.config, impl.groups.island);
   model.device = place.device;
   if (model.module_is_elsewhere()) {
     impl.config.notices.push_back(fmt::format(
@@ -143,7 +143,7 @@ ShardPlace place_model(Engine::Impl& impl) {
 /// *Collective* over several hosts.
 sharding::Ranks ranks_of(const Engine::Impl& impl, const ShardPlace& place) {
   const auto& model = impl.sharded.model;
-  Group group = impl.groups.data_parallel;
+  Group group = impl.groups.island;
   sharding::Ranks ranks{.count = group.size(),
                         .on_cpu = model.device.is_cpu(),
                         .module_on_cpu = model.module_device.is_cpu(),
@@ -194,7 +194,7 @@ sharding::ShardingPlan make_model(Engine::Impl& impl, const ShardPlace& place) {
   model.gradient_dtype = shards.gradient_dtype;
   model.sum_dtype = shards.sum_dtype;
   model.passes = &optim::passes_for(model.device);
-  model.data_ranks = impl.groups.data_parallel;
+  model.data_ranks = impl.groups.island;
   return shards;
 }
 
@@ -260,10 +260,10 @@ bool overlaps_publish(const Engine::Impl& impl, const sharding::ShardingPlan& sh
 
 /// *Collective.*
 void make_store(Engine::Impl& impl, const sharding::ShardingPlan& shards) {
-  auto& [ledger, model, timeline, store, optimizer, reducer, update, norm] = impl.sharded;
+  auto& [ledger, model, timeline, store, optimizer, reducer, update, norm, local_steps] = impl.sharded;
   const auto& zero = impl.config.zero_optimization;
   if (shards.place.reads_in_place()) {
-    model.hosts = find_hosts(impl.groups.data_parallel);
+    model.hosts = find_hosts(impl.groups.island);
     const bool is_possible = comm::sends_messages(model.data_ranks);
     store = sharding::make_node_shared_store(model, ledger, timeline, is_possible && overlaps_publish(impl, shards));
     return;
@@ -331,6 +331,13 @@ void make_parts(Engine::Impl& impl, const sharding::ShardingPlan& shards, shardi
   impl.sharded.update = sharding::make_update_schedule(
       impl.config.zerotorch.update,
       {impl.sharded.model, *impl.sharded.store, *impl.sharded.optimizer, *impl.sharded.reducer, impl.sharded.timeline});
+  if (impl.groups.across_islands) {
+    const auto& local = impl.config.zerotorch.local_steps;
+    impl.sharded.local_steps = std::make_unique<sharding::LocalSteps>(
+        impl.sharded.model, *impl.sharded.optimizer, impl.sharded.ledger,
+        sharding::LocalStepsOptions{
+            .across = *impl.groups.across_islands, .steps = local.steps, .lr = local.lr, .momentum = local.momentum});
+  }
   impl.sharded.norm = std::make_unique<sharding::GradientNorm>(impl.sharded.model, impl.groups.model_parallel);
   const bool skips_unused = impl.config.zerotorch.unused_parameters == Config::Zerotorch::UnusedParameters::kSkip;
   // Also while the reducer goes, whose last finish steps may update.
@@ -408,6 +415,9 @@ void load_unit(Engine::Impl& impl, int u, const FlatBuffer& staging) {
   Group ranks = impl.sharded.model.group_of(u).ranks;
   const bool verify = impl.config.zerotorch.verify_parameters == Config::Zerotorch::VerifyParameters::kVerify;
   if (verify || ranks.rank() == 0) fill(impl, unit, staging);
+  if (impl.groups.across_islands && !verify && ranks.rank() == 0) {
+    impl.groups.across_islands->broadcast(staging.data(), unit.numel, DType::kFloat32, 0, {.label = unit.name}).wait();
+  }
   if (ranks.size() > 1 && !verify && impl.sharded.model.sharding.optimizer_states &&
       impl.sharded.model.device.is_cpu()) {
     // Each rank needs its shard only, and reads it where rank 0 has it.
@@ -509,15 +519,15 @@ void choose_progress_thread(Engine::Impl& impl) {
   bool on = wanted == ProgressThread::kAlways;
   if (wanted == ProgressThread::kAuto) {
     // Large messages move inside calls only, and cost little of a core; in shared memory moving is copying.
-    const bool sends_messages = comm::sends_messages(impl.groups.data_parallel);
-    const bool between_hosts = sends_messages && !impl.groups.data_parallel.single_node();
+    const bool sends_messages = comm::sends_messages(impl.groups.island);
+    const bool between_hosts = sends_messages && !impl.groups.island.single_node();
     const bool overlaps = impl.config.zero_optimization.overlaps_comm(between_hosts ? 2 : 1) &&
                           (sends_messages || count_cores_of_rank(impl.groups.all) > at::get_num_threads());
-    on = (between_hosts || overlaps) && impl.groups.data_parallel.progress_thread_problem().empty();
+    on = (between_hosts || overlaps) && impl.groups.island.progress_thread_problem().empty();
   }
   if (!on && wanted != ProgressThread::kNever) return;
   try {
-    impl.groups.data_parallel.set_progress_thread(on);
+    impl.groups.island.set_progress_thread(on);
   } catch (const IoError& error) {
     if (wanted == ProgressThread::kAlways) throw;
     base::log_warning("{}", error.what());
@@ -551,14 +561,16 @@ void log_start(const Engine::Impl& impl, const sharding::ShardingPlan& shards, c
                                 ? fmt::format(" for each of {} parts of the model", impl.groups.model_parallel_size())
                                 : "";
   base::log_info("ZeRO stage {}, {} rank{}{} ({}{}), {} store{}: {:.2f} M parameters ({}) in {} units, {}",
-                 impl.config.zero_optimization.stage, impl.groups.data_parallel.size(),
-                 impl.groups.data_parallel.size() == 1 ? "" : "s", parts, impl.groups.data_parallel.backend(),
-                 impl.groups.data_parallel.has_progress_thread() ? ", progress thread" : "",
+                 impl.config.zero_optimization.stage, impl.groups.island.size(),
+                 impl.groups.island.size() == 1 ? "" : "s", parts, impl.groups.island.backend(),
+                 impl.groups.island.has_progress_thread() ? ", progress thread" : "",
                  shards.place.reads_in_place() ? "node-shared" : "copying",
                  impl.sharded.model.hosts ? fmt::format(" on {} hosts", impl.sharded.model.hosts->across.size()) : "",
                  numel / 1e6, dtype_name(impl.sharded.model.param_dtype), impl.sharded.model.units.size(), optimizer);
+  const auto& local_steps = impl.sharded.local_steps;
   for (const std::string& line :
-       {wire_description(shards), impl.sharded.store->disk_description(), impl.sharded.optimizer->disk_description(),
+       {wire_description(shards), local_steps ? local_steps->description() : std::string(),
+        impl.sharded.store->disk_description(), impl.sharded.optimizer->disk_description(),
         impl.sharded.reducer->disk_description(), impl.compute.activation_home->description()}) {
     if (!line.empty()) base::log_info("{}", line);
   }
@@ -622,6 +634,7 @@ void prepare_for_evaluation(Engine::Impl& impl, const InitializeOptions& options
   impl.trained.evaluation_only = true;
   Config& config = impl.config;
   config.zerotorch.update = Config::Zerotorch().update;
+  config.zerotorch.local_steps.steps = 0;
   config.zero_optimization.offload_optimizer.ratio = 1;
   if (config.train_batch_size == 0 && config.train_micro_batch_size_per_gpu == 0)
     config.train_micro_batch_size_per_gpu = 1;
@@ -722,6 +735,7 @@ std::unique_ptr<Engine::Impl> build(ModelView model, std::shared_ptr<torch::nn::
                            .module_on_gpu = !impl->sharded.model.module_device.is_cpu(),
                            .model_parallel = impl->groups.model_parallel.has_value(),
                            .program_optimizer = static_cast<bool>(options.optimizer_factory)});
+  find_islands(impl->config, impl->groups);
   if (options.schedule && impl->config.scheduler.type != Config::Scheduler::Type::kNone)
     throw ConfigError("both the JSON ('scheduler') and InitializeOptions::schedule give a schedule; remove one");
   impl->rates.set_schedule(options.schedule);

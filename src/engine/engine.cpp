@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <exception>
 
 #include "base/log.h"
+#include "comm/gather_values.h"
 #include "engine/agreement.h"
 #include "engine/engine_impl.h"
 #include "engine/progress_log.h"
@@ -77,7 +79,7 @@ Engine::Impl::~Impl() {
   if (life.aborts_on_exception && std::uncaught_exceptions() > life.exceptions_at_start) {
     groups.abort("its engine was destroyed by an exception");
   }
-  if (sharded.model.hosts && groups.data_parallel.failed()) {
+  if (sharded.model.hosts && groups.island.failed()) {
     // Their destructors would wait for ranks that may never come.
     sharded.model.hosts->node.abort("the group of all ranks has failed");
     sharded.model.hosts->across.abort("the group of all ranks has failed");
@@ -149,13 +151,13 @@ void Engine::Impl::throw_update_difference() {
   for (const int g : step.groups) text += fmt::format("step() of parameter group {}\n", g);
   text += fmt::format("gradient_accumulation_steps {}\n", config.gradient_accumulation_steps);
   text += fmt::format("{} at an accumulation boundary\n", accumulation.is_boundary() ? "is" : "is not");
-  if (const auto difference = engine::first_difference(text, groups.data_parallel, "rates")) {
+  if (const auto difference = engine::first_difference(text, groups.island, "rates")) {
     throw ConfigError(
         fmt::format("the ranks would update differently: {}; set rates, step groups and accumulation alike on "
                     "every rank",
                     *difference));
   }
-  gradients->throw_trainable_difference();
+  gradients->throw_trainable_difference(groups.island);
 }
 
 double Engine::Impl::compute_norm() {
@@ -171,7 +173,18 @@ void Engine::Impl::apply_step(double average) {
   const double bound = config.gradient_clipping;
   if (bound > 0 && step.grad_norm > bound) scale *= bound / (step.grad_norm + 1e-6);
   optimizer_source->update(*sharded.update, *sharded.reducer, sharded.timeline, rates.next(), scale);
-  publish_update();
+}
+
+void Engine::Impl::exchange_islands() {
+  sharding::Stopwatch watch(sharded.timeline, &StepBreakdown::islands);
+  const std::string label = fmt::format("local steps, after step {}", training.global_steps + 1);
+  Group across = sharded.local_steps->across();
+  // Not the rates: one of the islands may have skipped a step.
+  const auto hashes = comm::gather_values(across, gradients->trainable_hash(), label);
+  if (std::ranges::any_of(hashes, [&](std::uint64_t hash) { return hash != hashes.front(); }))
+    gradients->throw_trainable_difference(across);
+  sharded.local_steps->exchange(label);
+  compute.buffers->synchronise(groups.data_parallel);
 }
 
 void Engine::Impl::publish_update() {
@@ -190,7 +203,7 @@ void Engine::Impl::finish_pending_update() {
   const bool failed_before =
       std::exchange(life.failed, true);  // until the end: a throw on the way leaves the ranks apart
   sharded.store->quiesce();
-  groups.data_parallel.barrier({.label = "pending update"}).wait();  // nobody reads shards
+  groups.island.barrier({.label = "pending update"}).wait();  // nobody reads shards
   {
     sharding::Stopwatch watch(sharded.timeline, &StepBreakdown::update);
     sharded.update->finish();
@@ -332,7 +345,7 @@ Engine::Impl::MicroBatch Engine::Impl::finish_micro_batch(bool may_be_none) {
   std::uint64_t flags = 0;
   sharded.reducer->expect_last_micro_batch(accumulation.is_boundary());
   if (!sharded.store->writes().empty()) flags |= Agreement::kParametersWritten;
-  if (groups.data_parallel.size() > 1 && compute.buffers->needed() && compute.buffers->changed())
+  if (groups.island.size() > 1 && compute.buffers->needed() && compute.buffers->changed())
     flags |= Agreement::kBuffersChanged;
   const auto& agreed = sharded.reducer->finish_micro_batch({.flags = flags, .must_agree = update_hash()}, may_be_none);
   const MicroBatch result{.counts = !may_be_none || agreed.facts().rounds > 0,
@@ -365,7 +378,7 @@ std::optional<std::string> Engine::Impl::finish_window(std::int64_t window_end) 
   // Of the mean, also where the caller has ended a window that is not as long as the average's divisor says.
   const std::int64_t length = window_end - training.window_begin;
   const double to_mean = accumulation.averaged_micro_batches() / static_cast<double>(length);
-  observers.tell(&Observer::end_accumulation, observe::Accumulation{.group = groups.data_parallel,
+  observers.tell(&Observer::end_accumulation, observe::Accumulation{.group = groups.island,
                                                                     .micro_batches = length,
                                                                     .grad_norm = step.grad_norm * to_mean,
                                                                     .averaging = accumulation.averaging() * to_mean,
@@ -374,6 +387,7 @@ std::optional<std::string> Engine::Impl::finish_window(std::int64_t window_end) 
   const double scale = training.scaler.scale(), average = accumulation.averaging();  // of this window
   const auto decision = training.scaler.update(std::isfinite(step.grad_norm));
   step.applied = decision == optim::LossScaler::Decision::kTake;
+  if (sharded.local_steps) sharded.local_steps->begin_step();
   if (step.applied) {
     apply_step(average);
   } else {
@@ -381,6 +395,9 @@ std::optional<std::string> Engine::Impl::finish_window(std::int64_t window_end) 
     finish_pending_update();
     sharded.update->drop();
   }
+  const bool meets = sharded.local_steps && sharded.local_steps->ends_round(training.global_steps + 1);
+  if (meets) exchange_islands();
+  if (step.applied || meets) publish_update();
   sharded.reducer->start_window();
   gradients->end_window();
   step.sums_are_averages = false;
@@ -407,7 +424,7 @@ std::optional<std::string> Engine::Impl::take_step() {
   if (finished.counts ? accumulation.is_boundary() : accumulation.boundary == true)
     problem = finish_window(micro_batches);
   // Ranks whose forward wrote buffers meet here, before the next forward.
-  if (finished.buffers_changed) compute.buffers->synchronise(groups.data_parallel);
+  if (finished.buffers_changed) compute.buffers->synchronise(groups.island);
   training.micro_batches = micro_batches;
   random.end();
   return problem;
@@ -429,7 +446,7 @@ void Engine::step() {
   if (const auto problem = impl.guarded_step()) throw ModelError(*problem);
 }
 
-int Engine::rank() const { return impl_->groups.data_parallel.rank(); }
+int Engine::rank() const { return impl_->groups.data_rank(); }
 int Engine::world_size() const { return impl_->groups.data_parallel.size(); }
 int Engine::local_rank() const { return impl_->groups.all.local_rank(); }
 int Engine::model_parallel_rank() const { return impl_->groups.model_parallel_rank(); }

@@ -25,6 +25,7 @@
 #include "observe/step_observer.h"
 #include "sharding/gradient_norm.h"
 #include "sharding/gradient_reducer.h"
+#include "sharding/local_steps.h"
 #include "sharding/parameter_store.h"
 #include "sharding/sharded_model.h"
 #include "sharding/sharded_optimizer.h"
@@ -70,6 +71,7 @@ struct Sharded {
   std::unique_ptr<sharding::GradientReducer> reducer;
   std::unique_ptr<sharding::UpdateSchedule> update;
   std::unique_ptr<sharding::GradientNorm> norm;
+  std::unique_ptr<sharding::LocalSteps> local_steps;  ///< null: there are no islands
 };
 
 /// How forward and backward compute.
@@ -185,8 +187,10 @@ struct Engine::Impl {
   /// Updates, or skips the step, and begins the next window after `window_end` micro-batches of all ranks. Returns as
   /// take_step().
   std::optional<std::string> finish_window(std::int64_t window_end);
-  /// `average`: Accumulation::averaging() of the window.
+  /// `average`: Accumulation::averaging() of the window. publish_update() is to follow.
   void apply_step(double average);
+  /// A round of local steps is over: the islands meet. publish_update() is to follow. *Collective.* Throws ModelError.
+  void exchange_islands();
   /// All ranks see what was written into the store's shards. *Collective.*
   void publish_update();
   /// Instead of apply_step(), for gradients that are not finite: says which. Returns as take_step(). *Collective.*

@@ -74,6 +74,11 @@ GatheredParameters::GatheredParameters(Engine& engine, const std::vector<at::Ten
     throw ConfigError(fmt::format("GatheredParameters: modifier_rank {} is not a rank of a group of {}", *modifier_rank,
                                   impl.groups.data_parallel.size()));
   }
+  if (modifier_rank && impl.groups.across_islands) {
+    throw ConfigError(
+        "GatheredParameters with modifier_rank: what one rank writes reaches its island only (zerotorch.local_steps); "
+        "write the same values on all ranks with Engine::set_full_weight");
+  }
   for (const auto& tensor : parameters) {
     const auto* handle = intercept::ParameterHandle::of(tensor);
     if (!handle || handle->observer() != &impl.uses) {

@@ -435,13 +435,13 @@ std::uint64_t Gradients::trainable_hash() const {
   return hash;
 }
 
-void Gradients::throw_trainable_difference() {
+void Gradients::throw_trainable_difference(Group& group) {
   std::string text;
   for (const auto& parameter : impl_.sharded.model.parameters) {
     text += fmt::format("parameter '{}' {}\n", parameter.name,
                         parameter.tensor.requires_grad() ? "requires a gradient" : "is frozen");
   }
-  const auto difference = first_difference(text, impl_.groups.data_parallel, "frozen parameters");
+  const auto difference = first_difference(text, group, "frozen parameters");
   throw ModelError(
       fmt::format("the ranks have frozen different parameters, so their steps do not belong together: {}; call "
                   "requires_grad_() alike on every rank",

@@ -49,7 +49,7 @@ class Gradients {
   /// A hash of which parameters require grad, for the ranks to compare.
   std::uint64_t trainable_hash() const;
   /// Explains a difference of trainable_hash(). *Collective.* Throws ModelError on every rank.
-  [[noreturn]] void throw_trainable_difference();
+  [[noreturn]] void throw_trainable_difference(Group& group);
 
  private:
   struct Parameter {

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <set>
 #include <span>
@@ -114,20 +115,28 @@ void Groups::set_timeout(std::chrono::milliseconds timeout) {
   all.set_timeout(timeout);
   data_parallel.set_timeout(timeout);
   if (model_parallel) model_parallel->set_timeout(timeout);
+  if (across_islands) {
+    island.set_timeout(timeout);
+    across_islands->set_timeout(timeout);
+  }
 }
 
 void Groups::abort(std::string_view reason) noexcept {
   data_parallel.abort(reason);
+  if (across_islands) {
+    island.abort(reason);
+    across_islands->abort(reason);
+  }
   if (!model_parallel) return;
   model_parallel->abort(reason);
   all.abort(reason);
 }
 
 Groups find_groups(const InitializeOptions& options) {
-  Groups groups{options.group ? *options.group : init_distributed(), {}, {}};
+  Groups groups{.all = options.group ? *options.group : init_distributed()};
   const bool is_split = options.model_parallel && options.model_parallel->size() > 1;
   if (!is_split && !options.data_parallel) {
-    groups.data_parallel = groups.all;
+    groups.data_parallel = groups.island = groups.all;
     return groups;
   }
   if (is_split && !options.placement) {
@@ -139,7 +148,41 @@ Groups find_groups(const InitializeOptions& options) {
   groups.data_parallel =
       options.data_parallel ? *options.data_parallel : groups.all.split(options.model_parallel->rank());
   check_table(groups);
+  groups.island = groups.data_parallel;
   return groups;
+}
+
+void find_islands(const Config& config, Groups& groups) {
+  const auto& wanted = config.zerotorch.local_steps;
+  if (wanted.steps == 0) return;
+  Group& all = groups.data_parallel;
+  const auto refuse = [&all](const std::string& problem) {
+    leave_together(all);
+    throw ConfigError(fmt::format("zerotorch.local_steps.ranks_per_island: {}", problem));
+  };
+  if (wanted.ranks_per_island == 0) {
+    groups.island = all.split_by_host();
+  } else if (all.size() % wanted.ranks_per_island == 0) {
+    groups.island = all.split(static_cast<int>(all.rank() / wanted.ranks_per_island));
+  } else {
+    refuse(fmt::format("{} ranks cannot make islands of {}; give a divisor", all.size(), wanted.ranks_per_island));
+  }
+  struct Place {
+    std::int64_t place, island_size, across, first;
+  };
+  groups.across_islands = all.split(groups.island.rank());
+  const std::int64_t first = comm::gather_values(groups.island, std::int64_t{all.rank()}, "islands").front();
+  const Place mine{groups.island.rank(), groups.island.size(), groups.across_islands->rank(), first};
+  const auto places = comm::gather_values(all, mine, "islands");
+  std::map<std::int64_t, std::int64_t> island_of;  // by its first rank
+  for (const Place& place : places) {
+    if (place.island_size != mine.island_size) {
+      refuse(fmt::format("there are islands of {} and of {} ranks; start as many ranks on every host, or give a number",
+                         mine.island_size, place.island_size));
+    }
+    if (island_of.emplace(place.first, place.across).first->second != place.across)
+      refuse("the ranks of the hosts are in different orders; number them host by host, or give a number");
+  }
 }
 
 void place_parts(const InitializeOptions& options, const Groups& groups, Inventory& inventory) {

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "engine/inventory.h"
+#include "zero/config.h"
 #include "zero/engine.h"
 #include "zero/group.h"
 
@@ -14,6 +15,14 @@ struct Groups {
   Group all;                            ///< who trains this model
   Group data_parallel;                  ///< who has the same part of it; in `all` when nothing is split
   std::optional<Group> model_parallel;  ///< who has one copy together, where that are several
+  Group island;                         ///< of data_parallel, who step together: all, unless there are local steps
+  std::optional<Group> across_islands;  ///< with local steps, who is at this rank's place of each island
+
+  /// Micro-batch j of a rank is micro-batch j N + data_rank() of all N data-parallel ranks. Neighbours are of different
+  /// islands, so that these see the same data however many ranks each has.
+  int data_rank() const {
+    return across_islands ? island.rank() * across_islands->size() + across_islands->rank() : data_parallel.rank();
+  }
 
   int model_parallel_rank() const { return model_parallel ? model_parallel->rank() : 0; }
   int model_parallel_size() const { return model_parallel ? model_parallel->size() : 1; }
@@ -27,6 +36,10 @@ struct Groups {
 /// *Collective* where there are several groups. Throws ConfigError: groups that are not rows and columns of one table
 /// of ranks, or several model-parallel ranks without a placement.
 Groups find_groups(const InitializeOptions& options);
+
+/// Makes islands, if there are local steps. *Collective* then. Throws ConfigError on every rank: islands of different
+/// sizes.
+void find_islands(const Config& config, Groups& groups);
 
 /// Asks `options.placement` what is split. Local. Throws ConfigError: no such dimension.
 void place_parts(const InitializeOptions& options, const Groups& groups, Inventory& inventory);

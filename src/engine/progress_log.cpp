@@ -23,9 +23,9 @@ void log_step(const Engine::Impl& impl) {
     base::log_info(
         "step {} in ms: gradient copy {:.2f}, reduce {:.2f}, gather {:.2f}, wait {:.2f}, norm {:.2f}, update "
         "{:.2f}, "
-        "publish {:.2f}",
+        "publish {:.2f}{}",
         step, t.gradient_copy * 1e3, t.reduce * 1e3, t.gather * 1e3, t.wait * 1e3, t.norm * 1e3, t.update * 1e3,
-        t.publish * 1e3);
+        t.publish * 1e3, impl.sharded.local_steps ? fmt::format(", islands {:.2f}", t.islands * 1e3) : "");
   }
   if (config.memory_breakdown) base::log_info("step {}, memory:\n{}", step, impl.sharded.ledger.report().to_string());
 }

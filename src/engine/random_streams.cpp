@@ -97,7 +97,7 @@ void RandomStreams::restart() {
 
 std::uint64_t RandomStreams::seed(int branch) const {
   // Micro-batch i of the whole run, whatever rank it falls on: i = j*N + r.
-  const auto index = static_cast<std::uint64_t>(training_.micro_batches + groups_.data_parallel.rank());
+  const auto index = static_cast<std::uint64_t>(training_.micro_batches + groups_.data_rank());
   const std::uint64_t stream = mix(training_.seed + (index + 1) * 0x9E3779B97F4A7C15ull);
   return branch == 0 ? stream : mix(stream + static_cast<std::uint64_t>(branch) * 0xBF58476D1CE4E5B9ull);
 }

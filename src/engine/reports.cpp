@@ -71,6 +71,7 @@ CommunicationReport Engine::communication_report() const {
   report.reductions = impl_->sharded.reducer->reductions();
   report.copied_nbytes += impl_->sharded.reducer->copied_nbytes();
   report.whole_numel = impl_->sharded.optimizer->whole_received_numel();
+  if (impl_->sharded.local_steps) report.islands_numel = impl_->sharded.local_steps->received_numel();
   report.control_nbytes =
       impl_->sharded.norm->received_nbytes() + impl_->sharded.reducer->agreement().received_nbytes();
   const auto& model = impl_->sharded.model;
@@ -79,9 +80,9 @@ CommunicationReport Engine::communication_report() const {
   const auto sum = static_cast<std::int64_t>(element_nbytes(model.sum_dtype));
   const auto published = model.sharding.optimizer_states ? low : sum;
   const auto gradient = static_cast<std::int64_t>(element_nbytes(model.gradient_dtype));
-  report.received_nbytes = low * report.gathered_numel + gradient * report.reduced_numel +
-                           published * report.published_numel +
-                           static_cast<std::int64_t>(sizeof(float)) * report.whole_numel + report.control_nbytes;
+  report.received_nbytes =
+      low * report.gathered_numel + gradient * report.reduced_numel + published * report.published_numel +
+      static_cast<std::int64_t>(sizeof(float)) * (report.whole_numel + report.islands_numel) + report.control_nbytes;
   return report;
 }
 
@@ -89,11 +90,13 @@ std::string CommunicationReport::to_string() const {
   return fmt::format(
       "{} ranks, {} parameters laid out in {} elements\n"
       "received by this rank: gathered {} in {} gathers ({} prefetched), reduced {} in {} reductions, "
-      "published {}, whole tensors {} "
+      "published {}, whole tensors {}{} "
       "elements; control {} bytes\n"
       "most parameters live at once: {} elements; gathered ahead of use: {} at most\n",
       world_size, parameters_numel, padded_numel, gathered_numel, gathers, prefetched_gathers, reduced_numel,
-      reductions, published_numel, whole_numel, control_nbytes, peak_live_numel, prefetch_window_numel);
+      reductions, published_numel, whole_numel,
+      islands_numel > 0 ? fmt::format(", other islands {}", islands_numel) : "", control_nbytes, peak_live_numel,
+      prefetch_window_numel);
 }
 
 }  // namespace zero

@@ -32,7 +32,9 @@ using engine::first_difference;
 LoadReport load_one(Engine::Impl& impl, io::FileSystem& files, const Found& found, const LoadOptions& options,
                     bool& changed) {
   const std::string what = fmt::format("loading the checkpoint '{}'", found.folder);
-  const SavedTensors saved(impl, found.manifest, options.names);
+  const sharding::LocalSteps* const local_steps = impl.sharded.local_steps.get();
+  const int island = local_steps ? local_steps->island() : 0, islands = local_steps ? local_steps->islands() : 1;
+  std::optional<SavedTensors> tensors;
   SavedState state;
   LoadPlan plan;
   std::optional<checkpoint::RangeReader> reader;
@@ -41,10 +43,12 @@ LoadReport load_one(Engine::Impl& impl, io::FileSystem& files, const Found& foun
           const bool whole = !options.module_only;
           state = SavedState::from_json(found.manifest.state,
                                         {.optimizer = whole && options.load_optimizer_states, .training = whole},
-                                        found.folder);
-          frozen = frozen_with_states(impl, saved, state);
+                                        found.folder, island, islands);
+          tensors.emplace(impl, found.manifest, options.names, state.islands == islands ? island : 0);
+          frozen = frozen_with_states(impl, *tensors, state);
         }),
         impl.groups.all);
+  const SavedTensors& saved = *tensors;
   impl.gradients->make_trainable(frozen);
   agree(what, error_of([&] {
           plan = plan_load(impl, found, saved, state, options);

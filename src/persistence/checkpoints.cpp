@@ -56,12 +56,19 @@ class Collector {
     aliases_ = std::move(aliases);
   }
 
+  /// What is added next is as this island has it.
+  void begin_island(int island) {
+    island_ = island;
+    is_mine_ = !impl_.sharded.local_steps || impl_.sharded.local_steps->island() == island;
+  }
+
   void add_weights() {
-    const auto tensors = add_infos(/*trainable_only=*/false, [&](int p) {
+    const bool trainable_only = island_ > 0;
+    const auto tensors = add_infos(trainable_only, [&](int p) {
       auto& info = add_info(p, kinds::kWeight, unit_of(p).trainable ? ElementType::kF32 : low_type());
       info.aliases = aliases_[p];
     });
-    for_each_part(/*trainable_only=*/false, [&](int p, layout::Range mine) {
+    for_each_part(trainable_only, [&](int p, layout::Range mine) {
       const auto& parameter = impl_.sharded.model.parameters[p];
       const std::size_t tensor = tensors[static_cast<std::size_t>(p)];
       if (unit_of(p).trainable) {
@@ -136,12 +143,12 @@ class Collector {
       for (const optim::TensorState& state : optimizer.tensor_states(parameter)) {
         TensorInfo info;
         info.name = impl_.sharded.model.parameters[p].name;
-        info.kind = state.name;
+        info.kind = kinds::of_island(island_, state.name);
         info.shape = state.shape;
         info.trainable = true;
         contents_.tensors.push_back(std::move(info));
         const at::Tensor held = optimizer.tensor_state(parameter, state.name);
-        if (held.defined() && impl_.groups.model_parallel_rank() == 0) add_whole(held);
+        if (held.defined() && is_mine_ && impl_.groups.model_parallel_rank() == 0) add_whole(held);
       }
     }
   }
@@ -152,16 +159,36 @@ class Collector {
       if (!item.persistent) continue;
       TensorInfo info;
       info.name = item.name;
-      info.kind = kinds::kBuffer;
+      info.kind = kinds::of_island(island_, kinds::kBuffer);
       info.aliases = item.aliases;
       info.dtype = info.module_dtype = to_element_type(c10::toRealValueType(item.tensor.scalar_type()), item.name);
       const auto part = stored_shape(item.tensor);
       info.shape = item.split.whole_shape(part);
       info.order.boxes = item.split.boxes(part);
       contents_.tensors.push_back(std::move(info));
-      if (impl_.groups.data_parallel.rank() == 0 && is_saved_here(item.split))
+      if (impl_.groups.island.rank() == 0 && is_mine_ && is_saved_here(item.split))
         add_whole(stored_form(item.tensor).contiguous(), item.split.elements_before(part));
     }
+  }
+
+  /// What all islands have together.
+  void add_outer_values() {
+    sharding::LocalSteps& local_steps = *impl_.sharded.local_steps;
+    island_ = 0;
+    const std::vector<sharding::LocalSteps::Part> parts = local_steps.parts();
+    const auto add = [&](std::string_view kind, auto values_of) {
+      const auto tensors = add_infos(/*trainable_only=*/true, [&](int p) { add_info(p, kind, ElementType::kF32); });
+      for (const auto& part : parts) {
+        for (const int p : impl_.sharded.model.units[part.unit].parameters) {
+          const layout::Range mine = layout::intersect(impl_.sharded.model.parameters[p].range, part.range);
+          if (mine.empty()) continue;
+          add_piece(tensors[static_cast<std::size_t>(p)], p, mine,
+                    at::from_blob(values_of(part) + (mine.begin - part.range.begin), {mine.numel()}, at::kFloat));
+        }
+      }
+    };
+    if (local_steps.in_round()) add(kinds::kOuterWeight, [](const auto& part) { return part.outer; });
+    if (local_steps.has_momentum()) add(kinds::kOuterMomentum, [](const auto& part) { return part.momentum; });
   }
 
   void add_random_states() {
@@ -201,6 +228,7 @@ class Collector {
   /// What this rank saves of each parameter, in the order of the flat layout.
   template <class Visit>
   void for_each_part(bool trainable_only, Visit visit) {
+    if (!is_mine_) return;
     for (const auto& unit : impl_.sharded.model.units) {
       if (trainable_only && !unit.trainable) continue;
       for (const int p : unit.parameters) {
@@ -217,7 +245,7 @@ class Collector {
     const auto part = parameter.tensor.sizes().vec();
     TensorInfo info;
     info.name = parameter.name;
-    info.kind = kind;
+    info.kind = kinds::of_island(island_, kind);
     info.dtype = dtype;
     info.shape = split_of(p).whole_shape(part);
     const auto& split = split_of(p);
@@ -300,6 +328,8 @@ class Collector {
   std::vector<at::Tensor>& keep_;
   std::vector<std::vector<std::string>> aliases_;
   checkpoint::Contents contents_;
+  int island_ = 0;
+  bool is_mine_ = true;
 };
 
 constexpr std::string_view kStepTag = "global_step";
@@ -425,12 +455,21 @@ std::byte* Checkpoints::staging(std::size_t nbytes) {
 
 checkpoint::Contents Checkpoints::contents(const ProgramStates& program_states, std::vector<at::Tensor>& keep) const {
   Collector collector(impl_, keep);
-  collector.add_weights();
   const auto& optimizer = *impl_.sharded.optimizer;
-  for (std::size_t state = 0; state < optimizer.states().size(); ++state) {
-    collector.add_optimizer_state(state);
+  const sharding::LocalSteps* const local_steps = impl_.sharded.local_steps.get();
+  const bool has_sums = impl_.accumulation.window_micro_batches() > 0;
+  if (has_sums) impl_.sharded.reducer->hold_sums();
+  for (int island = 0; island < (local_steps ? local_steps->islands() : 1); ++island) {
+    collector.begin_island(island);
+    if (island == 0 || local_steps->in_round()) {
+      collector.add_weights();
+      collector.add_buffers();
+    }
+    for (std::size_t state = 0; state < optimizer.states().size(); ++state) collector.add_optimizer_state(state);
+    collector.add_tensor_states();
+    if (has_sums) collector.add_gradient_sums();
   }
-  collector.add_tensor_states();
+  if (local_steps) collector.add_outer_values();
   std::set<std::string> of_program;
   for (const auto& state : program_states) {
     if (!state) continue;
@@ -445,11 +484,6 @@ checkpoint::Contents Checkpoints::contents(const ProgramStates& program_states, 
       return keep.emplace_back(at::zeros({range.numel()}, at::kFloat));  // the JSON says that there is none
     });
   }
-  if (impl_.accumulation.window_micro_batches() > 0) {
-    impl_.sharded.reducer->hold_sums();
-    collector.add_gradient_sums();
-  }
-  collector.add_buffers();
   collector.add_random_states();
   return collector.take();
 }
@@ -481,6 +515,7 @@ void Checkpoints::save(const std::string& folder, const std::string& tag, std::s
   impl_.sharded.store->quiesce();
   std::vector<at::Tensor> keep;
   SavedState state = SavedState::of(impl_);
+  if (impl_.sharded.local_steps) state.add_islands(impl_);
   const ProgramStates program_states = take_program_states(state.program_optimizer);
   checkpoint::Contents contents = this->contents(program_states, keep);
   contents.global_steps = impl_.training.global_steps;

@@ -326,6 +326,7 @@ LoadReport Engine::load_full_weights(const std::string& path, const FullWeightsO
   impl.life.half_loaded = true;
   LoadReport report = weights.apply();
   impl.life.half_loaded = false;
+  if (impl.sharded.local_steps) impl.sharded.local_steps->restart();
   impl.note_loaded(report);
   return report;
 }
@@ -383,6 +384,10 @@ checkpoint::ExportReport Engine::save_full_weights(const std::string& folder, co
                     impl.groups.all);
   report.tensors = static_cast<std::int64_t>(list.size());
   report.nbytes = total;
+  if (impl.sharded.local_steps && impl.sharded.local_steps->in_round()) {
+    report.notice = checkpoint::kBetweenExchanges;
+    if (impl.groups.is_first()) base::log_warning("save_full_weights: {}", report.notice);
+  }
   return report;
 }
 

@@ -74,6 +74,7 @@ void apply_load(Engine::Impl& impl, const LoadPlan& plan, const LoadOptions& opt
   for (std::size_t p = 0; p < plan.optimizer_steps.size(); ++p)
     impl.sharded.optimizer->set_steps_of(static_cast<int>(p), plan.optimizer_steps[p]);
   if (!options.module_only) go_on_from(impl, plan);
+  if (impl.sharded.local_steps) impl.sharded.local_steps->resume(plan.in_round);
 }
 
 }  // namespace zero::persistence

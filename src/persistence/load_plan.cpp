@@ -1,6 +1,7 @@
 #include "persistence/load_plan.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
 
@@ -53,6 +54,7 @@ class LoadPlanner {
     for (const std::size_t t : saved_.weights_and_buffers()) {
       if (!used_.contains(t)) plan_.report.unexpected.push_back(saved_.info(t).name);
     }
+    if (impl_.sharded.local_steps) plan_outer_values();
     if (options_.strict) check_strict();
     if (!options_.module_only && options_.load_optimizer_states) check_optimizer();
     notice_names();
@@ -259,6 +261,51 @@ class LoadPlanner {
                     found_.folder, theirs.empty() ? "one of the engine's" : theirs, ours));
   }
 
+  /// What islands have together: what their round began from, and the outer momentum.
+  void plan_outer_values() {
+    if (options_.module_only || !options_.load_optimizer_states) return;
+    const auto find = [&](const char* kind, int p) {
+      const auto t = saved_.find_parameter(kind, p);
+      return t && saved_.info(*t).shape == whole_shape(p) ? t : std::nullopt;
+    };
+    plan_.in_round = state_.in_round;
+    for (std::size_t i = 0; i < impl_.sharded.model.parameters.size(); ++i) {
+      const int p = static_cast<int>(i);
+      const bool trainable = impl_.sharded.model.units[impl_.sharded.model.parameters[i].unit].trainable;
+      plan_.in_round &= !trainable || find(kinds::kOuterWeight, p).has_value();
+    }
+    for (const auto& part : impl_.sharded.local_steps->parts()) {
+      for (const int p : impl_.sharded.model.units[part.unit].parameters) {
+        const Range mine = layout::intersect(impl_.sharded.model.parameters[p].range, part.range);
+        const auto read = [&](std::size_t t, float* values) {
+          const auto view = [values, begin = part.range.begin](Range range) {
+            return at::from_blob(values + (range.begin - begin), {range.numel()}, at::kFloat);
+          };
+          plan_.items.push_back(parameter_item(impl_, p, t, saved_.info(t), mine, {view}));
+        };
+        if (mine.empty()) continue;
+        if (plan_.in_round) read(*find(kinds::kOuterWeight, p), part.outer);
+        if (!part.momentum) continue;
+        if (const auto t = find(kinds::kOuterMomentum, p)) {
+          read(*t, part.momentum);
+        } else {
+          plan_.to_start_anew.emplace_back([begin = part.momentum + (mine.begin - part.range.begin), mine] {
+            std::fill_n(begin, mine.numel(), 0.0F);
+          });
+        }
+      }
+    }
+  }
+
+  void notice_islands() {
+    const int islands = impl_.sharded.local_steps ? impl_.sharded.local_steps->islands() : 1;
+    if (state_.islands == islands || state_.islands == 1) return;
+    notice(fmt::format(
+        "the checkpoint is of {} islands that train apart (zerotorch.local_steps), and this run has {}: "
+        "all take the optimizer states{} of the first",
+        state_.islands, islands == 1 ? "none" : std::to_string(islands), state_.in_round ? ", and the weights," : ""));
+  }
+
   void notice(std::string text) { plan_.report.notices.push_back(std::move(text)); }
 
   void notice_names() {
@@ -279,6 +326,7 @@ class LoadPlanner {
           "{} parameters are frozen in this model, their optimizer states in the checkpoint are not used: {}",
           unused_states_.size(), some_of(unused_states_)));
     }
+    notice_islands();
     if (!options_.load_optimizer_states) notice("optimizer states were not loaded: they stay as they are");
   }
 

@@ -18,6 +18,8 @@ struct LoadPlan {
   bool keeps_window = false;          ///< the accumulated gradients come, and the window goes on
   std::vector<int> unused_in_window;  ///< parameters
 
+  bool in_round = false;  ///< of islands: what they started from comes, and their round goes on
+
   /// Updates by parameter; empty: they stay as they are.
   std::vector<std::int64_t> optimizer_steps;
 

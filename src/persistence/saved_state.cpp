@@ -12,6 +12,7 @@
 #include <string_view>
 #include <utility>
 
+#include "engine/agreement.h"
 #include "zero/errors.h"
 
 namespace zero::persistence {
@@ -74,6 +75,26 @@ class Reader {
   std::int64_t data_parallel_size() const {
     // Version 1 knows data-parallel ranks only.
     return count(value("data_parallel_size").is_null() ? "world_size" : "data_parallel_size", kMostInWindow);
+  }
+
+  /// How many have saved it; 1 where they are none.
+  int islands() const {
+    const auto found = value("local_steps");
+    if (found.is_null()) return 1;
+    if (!found.is_object() || (found.contains("in_round") && !found["in_round"].is_boolean())) refuse("local_steps");
+    return static_cast<int>(count_in(found, "islands", kMostInWindow));
+  }
+  bool in_round() const {
+    return islands() > 0 && value("local_steps") != nullptr && value("local_steps").value("in_round", false);
+  }
+  /// The state of one of `islands`; nothing if the checkpoint is of another number of them, or it is the first one's.
+  std::optional<std::string> of_island(int island, int islands) const {
+    if (island == 0 || this->islands() != islands) return std::nullopt;
+    const auto others = value("local_steps").value("states", nlohmann::json());
+    const auto index = static_cast<std::size_t>(island) - 1;
+    if (!others.is_array() || others.size() + 1 != static_cast<std::size_t>(islands) || !others[index].is_object())
+      refuse("local_steps");
+    return others[index].dump();
   }
 
   std::uint64_t seed() const {
@@ -190,6 +211,15 @@ SavedState SavedState::of(const Engine::Impl& impl) {
   return state;
 }
 
+void SavedState::add_islands(Engine::Impl& impl) {
+  const std::string mine = to_json();
+  islands = impl.sharded.local_steps->islands();
+  in_round = impl.sharded.local_steps->in_round();
+  Group across = impl.sharded.local_steps->across();
+  for (int island = 1; island < islands; ++island)
+    other_islands.push_back(nlohmann::json::parse(engine::broadcast_text(mine, island, across, "states of islands")));
+}
+
 std::string SavedState::to_json() const {
   nlohmann::json json = {
       {"global_steps", training.global_steps},
@@ -221,12 +251,18 @@ std::string SavedState::to_json() const {
   if (!parameter_steps.empty()) json["parameter_steps"] = parameter_steps;
   if (!frozen.empty()) json["frozen"] = frozen;
   if (!unused_in_window.empty()) json["unused_in_window"] = unused_in_window;
+  if (islands > 1 || in_round)
+    json["local_steps"] = {{"islands", islands}, {"in_round", in_round}, {"states", other_islands}};
   return json.dump();
 }
 
-SavedState SavedState::from_json(const std::string& text, Parts parts, const std::string& folder) {
-  const Reader reader(text, folder);
+SavedState SavedState::from_json(const std::string& text, Parts parts, const std::string& folder, int island,
+                                 int islands) {
+  const Reader all(text, folder);
+  const Reader reader(all.of_island(island, islands).value_or(text), folder);
   SavedState state;
+  state.islands = all.islands();
+  state.in_round = all.in_round();
   if (parts.optimizer) {
     state.optimizer = reader.value("optimizer");
     state.frozen = reader.names("frozen");

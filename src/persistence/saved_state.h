@@ -25,6 +25,11 @@ struct SavedState {
   nlohmann::json program_optimizer;                     ///< engine::ProgramOptimizer::to_json(); null: there is none
   std::vector<std::string> frozen;  ///< parameters that are frozen for now, with states in the checkpoint
 
+  // Of islands that train apart; 1 where there are none.
+  int islands = 1;
+  bool in_round = false;                      ///< their weights differ
+  std::vector<nlohmann::json> other_islands;  ///< the states of all but the first, which is this one
+
   // For whoever reads the file, and for warnings: null where the file does not say.
   nlohmann::json model_parallel_size, stage, precision, threads_per_rank, cpu_capability, cpu_products;
   nlohmann::json optimizer;  ///< its name; states of one name may be another's
@@ -37,6 +42,9 @@ struct SavedState {
   /// Of an engine between two steps. Local.
   static SavedState of(const Engine::Impl& impl);
 
+  /// Brings those of all islands together. *Collective.*
+  void add_islands(Engine::Impl& impl);
+
   std::string to_json() const;
   /// What a load takes. The rest keeps its default, whatever the file says.
   struct Parts {
@@ -46,7 +54,9 @@ struct SavedState {
   };
   /// `text` is JSON of any version that is read, in which everything may be missing or nonsense: then it throws
   /// CheckpointError, which names the checkpoint's `folder`.
-  static SavedState from_json(const std::string& text, Parts parts, const std::string& folder);
+  /// Of one of `islands`, where the checkpoint is of as many, else of the first.
+  static SavedState from_json(const std::string& text, Parts parts, const std::string& folder, int island = 0,
+                              int islands = 1);
 };
 
 /// How many threads and which instructions this process computes with, as they are in SavedState.

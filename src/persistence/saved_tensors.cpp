@@ -9,15 +9,21 @@ namespace kinds = checkpoint::kinds;
 namespace {
 
 bool is_weight_or_buffer(const checkpoint::TensorInfo& info) {
-  return info.kind == kinds::kWeight || info.kind == kinds::kBuffer;
+  const std::string_view kind = kinds::parse_island(info.kind).kind;
+  return kind == kinds::kWeight || kind == kinds::kBuffer;
 }
 
 }  // namespace
 
-SavedTensors::SavedTensors(const Engine::Impl& impl, const checkpoint::Manifest& manifest, const Names& renamed)
+SavedTensors::SavedTensors(const Engine::Impl& impl, const checkpoint::Manifest& manifest, const Names& renamed,
+                           int island)
     : impl_(impl), manifest_(manifest), renamed_(renamed) {
   for (std::size_t t = 0; t < manifest.tensors.size(); ++t) {
-    index_[info(t).key()] = t;
+    const auto [whose, kind] = kinds::parse_island(info(t).kind);
+    const std::string key = fmt::format("{}/{}", kind, info(t).name);
+    if (whose == island) index_[key] = t;
+    if (whose == 0) index_.emplace(key, t);
+    if (whose != 0) continue;
     // Another name of a tied parameter or buffer may be the first one in another model.
     if (!is_weight_or_buffer(info(t))) continue;
     for (const auto& alias : info(t).aliases) owner_of_alias_.emplace(alias, info(t).name);
@@ -60,9 +66,11 @@ bool SavedTensors::has_states(int parameter) const {
 std::set<std::string> SavedTensors::states() const {
   std::set<std::string> states;
   for (const auto& tensor : manifest_.tensors) {
-    const auto& kind = tensor.info.kind;
-    if (is_weight_or_buffer(tensor.info) || kind == kinds::kGradientSum || kind == kinds::kRandomState) continue;
-    states.insert(kind);
+    const auto [island, kind] = kinds::parse_island(tensor.info.kind);
+    if (is_weight_or_buffer(tensor.info) || kind == kinds::kGradientSum || kind == kinds::kRandomState ||
+        kind == kinds::kOuterWeight || kind == kinds::kOuterMomentum)
+      continue;
+    states.emplace(kind);
   }
   return states;
 }

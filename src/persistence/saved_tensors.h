@@ -17,7 +17,8 @@ class SavedTensors {
   using Names = std::map<std::string, std::string>;
 
   /// `renamed`: from names of this model to those in the checkpoint, where they differ. All outlive this object.
-  SavedTensors(const Engine::Impl& impl, const checkpoint::Manifest& manifest, const Names& renamed);
+  /// `island`: whose values they are, where the islands of the checkpoint have different ones.
+  SavedTensors(const Engine::Impl& impl, const checkpoint::Manifest& manifest, const Names& renamed, int island = 0);
 
   const checkpoint::TensorInfo& info(std::size_t tensor) const { return manifest_.tensors[tensor].info; }
 

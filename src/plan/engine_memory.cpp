@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "plan/traffic.h"
 #include "zero/errors.h"
 
 namespace zero::plan {
@@ -23,8 +24,11 @@ MemoryReport engine_memory(const ModelShape& model, const Config& config, int wo
     throw ConfigError("plan: want at least one rank, and a rank below their number");
   }
   const int per_node = ranks_per_node > 0 ? std::min(ranks_per_node, world_size) : world_size;
-  const ShardingPlan shards = shard(model, config, world_size, per_node, gpus);
-  return sharding::footprint_of(shards, workload_of(model, config), config).of_rank(rank);
+  const Islands islands = islands_of(config, world_size, per_node);
+  ShardingPlan shards = shard(model, config, islands.ranks, islands.ranks_per_node, gpus);
+  shards.islands = islands.count;
+  shards.island = rank / islands.ranks;
+  return sharding::footprint_of(shards, workload_of(model, config), config).of_rank(rank % islands.ranks);
 }
 
 bool buckets_are_bound(const Config& config, int world_size, bool gpus, int hosts) {

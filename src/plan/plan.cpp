@@ -157,8 +157,11 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   plan.ranks = cluster.ranks;
   plan.ranks_per_node = cluster.ranks_per_node > 0 ? std::min(cluster.ranks_per_node, cluster.ranks) : cluster.ranks;
   plan.nodes = (plan.ranks + plan.ranks_per_node - 1) / plan.ranks_per_node;
-  const ShardingPlan shards =
-      shard(model, config, plan.ranks, plan.ranks_per_node, cluster.gpus, cluster.node_memory_nbytes);
+  const Islands islands = islands_of(config, plan.ranks, plan.ranks_per_node);
+  const int island_hosts = (islands.ranks + islands.ranks_per_node - 1) / islands.ranks_per_node;
+  ShardingPlan shards =
+      shard(model, config, islands.ranks, islands.ranks_per_node, cluster.gpus, cluster.node_memory_nbytes);
+  shards.islands = islands.count;
   const sharding::Footprint footprint = sharding::footprint_of(shards, workload_of(model, config), config);
   plan.stage = config.zero_optimization.stage;
   plan.node_shared = shards.place.reads_in_place();
@@ -174,9 +177,9 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   plan.rank = footprint.of_rank(plan.heaviest_rank);
   // A recomputed layer's gradients arrive together, in an order which is autograd's to choose.
   const bool recomputes = model.transformer && model.transformer->checkpointing;
-  plan.buckets_are_bound = recomputes || buckets_are_bound(config, plan.ranks, cluster.gpus, plan.nodes);
+  plan.buckets_are_bound = recomputes || buckets_are_bound(config, islands.ranks, cluster.gpus, island_hosts);
   plan.gather_is_bound =
-      !shards.place.reads_in_place() && gather_is_bound(config, plan.ranks, cluster.gpus, plan.nodes);
+      !shards.place.reads_in_place() && gather_is_bound(config, islands.ranks, cluster.gpus, island_hosts);
   plan.deferred_init = model.deferred_init;
   plan.module_nbytes = 4 * (plan.deferred_init ? shards.largest_unit() : plan.parameters_numel);
   std::int64_t activations_on_nvme = 0, activations_on_host = 0;
@@ -206,6 +209,7 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
       shards.place.states.is_on_disk() || shards.place.gradients.is_on_disk() || shards.place.parameters.is_on_disk();
   const std::int64_t staged = checkpoint_nbytes(shards, plan.heaviest_rank);
   plan.checkpoint_nbytes = streams ? std::min(kRingNbytes, staged) : staged;
+  states.repeat(islands.count);
   sum_up(plan, std::move(states), to_nbytes(kHostOfGpuProcessNbytes), cluster.gpus);
   plan.flops = flops_of(model, config);
   sharding::DiskUse disk = footprint.disk_of_rank(plan.heaviest_rank);
@@ -217,7 +221,7 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   const auto moved_to_host = static_cast<double>(plan.accumulation_steps * activations_on_host);
   step.from_device_nbytes += moved_to_host;
   step.to_device_nbytes += moved_to_host;
-  plan.traffic = traffic_of(step, disk, cluster);
+  plan.traffic = traffic_of(step, disk, cluster, islands);
   plan.times = times_of(plan, config, cluster);
   return plan;
 }

@@ -1,9 +1,12 @@
 #include "plan/traffic.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "config/update_kind.h"
 #include "plan/sizes.h"
+#include "zero/errors.h"
 
 namespace zero::plan {
 namespace {
@@ -35,17 +38,36 @@ double seconds(double amount, double speed) { return speed > 0 ? amount / speed 
 
 }  // namespace
 
-Traffic traffic_of(const sharding::StepTraffic& step, const sharding::DiskUse& disk, const Cluster& cluster) {
+Islands islands_of(const Config& config, int ranks, int ranks_per_node) {
+  const auto& local = config.zerotorch.local_steps;
+  if (local.steps == 0) return {1, ranks, ranks_per_node};
+  const auto wanted = local.ranks_per_island > 0 ? local.ranks_per_island : std::int64_t{ranks_per_node};
+  if (ranks % wanted != 0) {
+    throw ConfigError(
+        fmt::format("zerotorch.local_steps.ranks_per_island: {} ranks cannot make islands of {}", ranks, wanted));
+  }
+  const auto size = static_cast<int>(wanted);
+  return {ranks / size, size, std::min(size, ranks_per_node)};
+}
+
+double exchanged_between_hosts(double nbytes, const Islands& islands, int ranks_per_node) {
+  return nbytes * share_of_other_hosts(islands.count, std::max(1, ranks_per_node / islands.ranks));
+}
+
+Traffic traffic_of(const sharding::StepTraffic& step, const sharding::DiskUse& disk, const Cluster& cluster,
+                   const Islands& islands) {
   const int per_node = cluster.ranks_per_node > 0 ? cluster.ranks_per_node : cluster.ranks;
   Traffic traffic;
   traffic.gathered_numel = step.gathered_numel;
   traffic.reduced_numel = step.reduced_numel;
   traffic.published_numel = step.published_numel;
   traffic.whole_numel = step.whole_numel;
-  traffic.nbytes = step.from_ranks_nbytes + step.by_rings_nbytes + step.to_hosts_nbytes;
-  const double by_rings = cluster.ranks > per_node ? step.by_rings_nbytes / per_node : 0;
-  traffic.between_hosts_nbytes =
-      step.from_ranks_nbytes * share_of_other_hosts(cluster.ranks, per_node) + by_rings + step.to_hosts_nbytes;
+  traffic.islands_numel = step.islands_numel;
+  traffic.nbytes = step.from_ranks_nbytes + step.by_rings_nbytes + step.to_hosts_nbytes + step.from_islands_nbytes;
+  const double by_rings = islands.ranks > islands.ranks_per_node ? step.by_rings_nbytes / islands.ranks_per_node : 0;
+  traffic.between_hosts_nbytes = step.from_ranks_nbytes * share_of_other_hosts(islands.ranks, islands.ranks_per_node) +
+                                 by_rings + step.to_hosts_nbytes +
+                                 exchanged_between_hosts(step.from_islands_nbytes, islands, per_node);
   traffic.seconds = seconds(traffic.nbytes, cluster.bandwidth_nbytes_per_s);
   traffic.nvme_nbytes = disk.read_nbytes;
   traffic.nvme_written_nbytes = disk.written_nbytes;

@@ -17,6 +17,7 @@ std::string_view name_of(double StepBreakdown::*part) {
       {&StepBreakdown::norm, "norm"},
       {&StepBreakdown::update, "update"},
       {&StepBreakdown::publish, "publish"},
+      {&StepBreakdown::islands, "islands"},
   };
   for (const auto& [named, name] : kNames) {
     if (named == part) return name;

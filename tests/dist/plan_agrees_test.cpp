@@ -19,7 +19,7 @@
 namespace zero::testing::plan_agrees_test {
 namespace {
 
-constexpr int kSteps = 4;
+constexpr int kSteps = 4, kLocalSteps = 2;
 
 struct Case {
   int stage = 0;
@@ -35,10 +35,11 @@ struct Case {
   bool nvme_gradients = false;  ///< their sums
   bool nvme_parameters = false;
   bool delayed = false;   ///< updates
+  int islands = 1;        ///< that exchange after every second step
   bool small = false;     ///< small units, buckets and limits: several buckets to a unit, few units live at once
   std::string wire = {};  ///< more of zero_optimization
 
-  std::string json() const {
+  std::string json(int ranks_per_island) const {
     return fmt::format(R"({{
       "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": {}, "gradient_clipping": 0,
       "bf16": {{"enabled": {}, "check_grad_overflow": false{}}}, "optimizer": {},
@@ -48,7 +49,8 @@ struct Case {
         "offload_optimizer": {{"device": "{}", "nvme_path": "{}"}},
         "offload_param": {{"device": "{}", "nvme_path": "{}"}}{}}},
       "zerotorch": {{"store": "{}", "unit_numel": {}, "update": "{}",
-        "measured_prefetch": {}, "offload_gradients": {{"device": "{}", "nvme_path": "{}"}}}}}})",
+        "measured_prefetch": {}, "offload_gradients": {{"device": "{}", "nvme_path": "{}"}},
+        "local_steps": {{"steps": {}, "ranks_per_island": {}}}}}}})",
                        small || step_in_backward ? 1 : 2, bf16, of_bf16, optimizer, stage, overlap,
                        small ? 1500 : 500000000, small ? 3000 : 500000000, small ? 0 : 40, small ? 9000 : 1000000000,
                        small ? 0 : 5000, small ? 5000 : 50000000, small ? 2000 : 1000000000, nvme ? "nvme" : "none",
@@ -57,7 +59,8 @@ struct Case {
                        step_in_backward ? "in_backward"
                        : delayed        ? "delayed"
                                         : "after_backward",
-                       measured, nvme_gradients ? "nvme" : "none", ::testing::TempDir());
+                       measured, nvme_gradients ? "nvme" : "none", ::testing::TempDir(), islands > 1 ? kLocalSteps : 0,
+                       islands > 1 ? ranks_per_island : 0);
   }
   std::string name() const {
     return optimizer + of_bf16 +
@@ -66,7 +69,8 @@ struct Case {
                        step_in_backward ? " step in backward" : "", measured ? " measured" : "",
                        hosts > 1 ? " on hosts" : "") +
            (nvme ? " nvme" : "") + (nvme_gradients ? " nvme gradients" : "") +
-           (nvme_parameters ? " nvme parameters" : "") + (delayed ? " delayed" : "") + wire;
+           (nvme_parameters ? " nvme parameters" : "") + (delayed ? " delayed" : "") + (islands > 1 ? " islands" : "") +
+           wire;
   }
 };
 
@@ -93,6 +97,8 @@ std::vector<Case> all_cases() {
       cases.back().nvme = true;
     }
     cases.push_back({.stage = stage, .node_shared = true, .bf16 = true, .hosts = 2});
+    for (const bool bf16 : {false, true})
+      cases.push_back({.stage = stage, .node_shared = bf16, .bf16 = bf16, .islands = 2});
     if (stage == 3) {
       cases.push_back({.stage = stage, .bf16 = true, .overlap = true, .measured = true});
       cases.push_back({.stage = stage, .bf16 = true, .overlap = true, .measured = true, .small = true});
@@ -215,6 +221,7 @@ void expect_traffic(const plan::Traffic& planned, const CommunicationReport& bef
   expect(planned.gathered_numel, after.gathered_numel - before.gathered_numel, "gathered");
   expect(planned.reduced_numel, after.reduced_numel - before.reduced_numel, "reduced");
   // Below stage 3 the node-shared store has nothing to send either: parameters are published by a barrier.
+  expect(kLocalSteps * planned.islands_numel, after.islands_numel - before.islands_numel, "from other islands");
   expect(planned.published_numel, after.published_numel - before.published_numel, "published");
   expect(planned.whole_numel - unused_whole_numel, after.whole_numel - before.whole_numel, "whole tensors");
 }
@@ -222,7 +229,7 @@ void expect_traffic(const plan::Traffic& planned, const CommunicationReport& bef
 template <class Holder>
 void compare(Holder module, const plan::ModelShape& shape, const Case& test_case, Group group,
              const std::function<at::Tensor()>& loss) {
-  Config config = Config::from_text(test_case.json());
+  Config config = Config::from_text(test_case.json(group.size() / test_case.islands));
   config.resolve_batch(group.size());
   const int per_node = group.size() / test_case.hosts;
   const MemoryReport planned = plan::engine_memory(shape, config, group.size(), group.rank(), per_node);
@@ -252,6 +259,7 @@ void compare_on(int ranks, int hosts, const std::function<void(const Case&, Grou
                         const bool all = hosts > 1 || (matrix && std::string_view(matrix) == "full");
                         int index = 0;
                         for (const Case& test_case : all_cases()) {
+                          if (ranks % test_case.islands != 0) continue;
                           if (test_case.hosts == hosts && (all || (index++ + ranks) % 2 == 0)) one(test_case, group);
                         }
                       },

@@ -315,6 +315,7 @@ int export_weights(const CkptArguments& arguments) {
         {.dtype = arguments.dtype, .max_file_nbytes = static_cast<std::uint64_t>(arguments.max_file_gb * 1e9)},
         bar.callback());
   }
+  if (!report.notice.empty()) print_error(fmt::format("zero ckpt export: warning: {}\n", report.notice));
   if (arguments.json)
     return say_json({{"tensors", report.tensors}, {"nbytes", report.nbytes}, {"files", report.files}});
   say(fmt::format("{} tensors, {}, in:", report.tensors, human_nbytes(report.nbytes)));

@@ -16,7 +16,8 @@ nlohmann::ordered_json breakdown_json(const StepBreakdown& inside, double factor
           {"wait", factor * inside.wait},
           {"norm", factor * inside.norm},
           {"update", factor * inside.update},
-          {"publish", factor * inside.publish}};
+          {"publish", factor * inside.publish},
+          {"islands", factor * inside.islands}};
 }
 
 void add(StepBreakdown& sum, const StepBreakdown& one) {
@@ -27,6 +28,7 @@ void add(StepBreakdown& sum, const StepBreakdown& one) {
   sum.norm += one.norm;
   sum.update += one.update;
   sum.publish += one.publish;
+  sum.islands += one.islands;
 }
 
 StepTotals mean_over_ranks(Group group, const StepTotals& mine) {

@@ -76,6 +76,7 @@ ordered_json traffic_json(const plan::Traffic& traffic) {
           {"reduced_numel", traffic.reduced_numel},
           {"published_numel", traffic.published_numel},
           {"whole_numel", traffic.whole_numel},
+          {"islands_numel", traffic.islands_numel},
           {"nbytes", traffic.nbytes},
           {"between_hosts_nbytes", traffic.between_hosts_nbytes},
           {"seconds", traffic.seconds},

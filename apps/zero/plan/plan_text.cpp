@@ -253,8 +253,14 @@ void add_traffic_rows(Table& table, const PlanResult& result) {
     const double all = static_cast<double>(p.padded_numel) * (p.ranks - 1) / p.ranks;
     return all == 0
                ? std::string("-")
-               : fmt::format("{:.2f}", (t.gathered_numel + t.reduced_numel + t.published_numel + t.whole_numel) / all);
+               : fmt::format(
+                     "{:.2f}",
+                     (t.gathered_numel + t.reduced_numel + t.published_numel + t.whole_numel + t.islands_numel) / all);
   });
+  if (result.plans.front().traffic.islands_numel > 0) {
+    table.nbytes("of these from other islands, mean over steps",
+                 [](const Plan& p) { return p.traffic.islands_numel * sizeof(float); });
+  }
   if (result.plans.front().nodes > 1)
     table.nbytes("of these from other hosts", [](const Plan& p) { return p.traffic.between_hosts_nbytes; });
   if (result.request.cluster.bandwidth_nbytes_per_s <= 0) return;

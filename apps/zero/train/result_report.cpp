@@ -79,10 +79,11 @@ std::string describe_times(const RunResult& result) {
   return hanging(
       "time", fmt::format("{:.1f} ms a step, the mean over ranks: data {:.1f}, forward {:.1f}, backward {:.1f}, "
                           "step {:.1f}; in these gradient copies {:.1f}, reduction {:.1f}, waiting for parameters "
-                          "{:.1f}, for ranks {:.1f}, norm {:.1f}, update {:.1f}, publishing {:.1f}",
+                          "{:.1f}, for ranks {:.1f}, norm {:.1f}, update {:.1f}, publishing {:.1f}{}",
                           each * t.seconds(), each * t.data, each * t.forward, each * t.backward, each * t.step,
                           each * inside.gradient_copy, each * inside.reduce, each * inside.gather, each * inside.wait,
-                          each * inside.norm, each * inside.update, each * inside.publish));
+                          each * inside.norm, each * inside.update, each * inside.publish,
+                          inside.islands > 0 ? fmt::format(", islands {:.1f}", each * inside.islands) : ""));
 }
 
 /// Of offload; empty where nothing moved.

@@ -178,6 +178,12 @@ int train_rank(const TrainPlan& plan, Group group) {
   Progress progress(console, plan.steps, config.steps_per_print);
   TrainLoop loop(plan, model, engine, console, progress);
   print_start(console, plan, engine, clock.seconds());
+  if (const std::int64_t local = config.zerotorch.local_steps.steps; first && local > 0 && plan.steps % local != 0) {
+    print_error(
+        fmt::format("zero train: warning: the last {} of {} steps are not exchanged between the islands: take a "
+                    "multiple of {} (zerotorch.local_steps)\n",
+                    plan.steps % local, plan.steps, local));
+  }
 
   try {
     loop.run([&] {

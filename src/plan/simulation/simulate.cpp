@@ -37,12 +37,13 @@ StepSimulation simulate_step(const ModelShape& model, Config config, const Clust
     throw ConfigError(
         "simulate_step: too many ranks to simulate each by itself; leave SimulationOptions::each_rank away");
   config = planned(std::move(config), plan.ranks);
+  const Islands islands = islands_of(config, plan.ranks, plan.ranks_per_node);
   const ShardingPlan shards =
-      shard(model, config, plan.ranks, plan.ranks_per_node, cluster.gpus, cluster.node_memory_nbytes);
+      shard(model, config, islands.ranks, islands.ranks_per_node, cluster.gpus, cluster.node_memory_nbytes);
   if (shards.padded_numel() / shards.bucket_numel > sharding::kMostBuckets) return result;
   const StepModel step = step_model(model, config, cluster, shards, plan, options.micro_batch_seconds);
-  const Topology topology = options.each_rank ? Topology::of_ranks(plan.ranks, plan.ranks_per_node)
-                                              : Topology::of_classes(plan.ranks, plan.ranks_per_node);
+  const Topology topology = options.each_rank ? Topology::of_ranks(islands.ranks, islands.ranks_per_node)
+                                              : Topology::of_classes(islands.ranks, islands.ranks_per_node);
   World world(topology, cluster.speeds, {.moves_beside = step.moves_beside, .in_turn = cluster.gpus});
   std::vector<std::unique_ptr<RankPlayer>> players;
   for (std::size_t c = 0; c < topology.ranks().size(); ++c)
@@ -58,7 +59,15 @@ StepSimulation simulate_step(const ModelShape& model, Config config, const Clust
                        elapsed.between_hosts_nbytes *
                            topology.hosts()[static_cast<std::size_t>(topology.ranks()[c].host_class)].ranks_per_host);
   }
-  result.seconds = std::max(mean.seconds, at_least(plan));
+  // Nothing goes on beside the exchange of islands, of which a step has its share.
+  const double exchanged = exchanged_between_hosts(plan.traffic.islands_numel * static_cast<double>(sizeof(float)),
+                                                   islands, plan.ranks_per_node);
+  const double exchange = exchanged > 0 ? exchanged * plan.ranks_per_node / cluster.speeds.between_hosts : 0;
+  mean.parameters += exchange;
+  mean.received_nbytes += exchanged;
+  mean.between_hosts_nbytes += exchanged;
+  busiest += exchanged * plan.ranks_per_node;
+  result.seconds = std::max(mean.seconds + exchange, at_least(plan));
   result.compute = mean.compute;
   result.copies = mean.copies;
   result.update = mean.update;

@@ -143,6 +143,14 @@ DiskUse Footprint::disk_of_rank(int rank) const {
   return all;
 }
 
+void Footprint::ByRank::repeat(int times) {
+  for (std::vector<double>* nbytes : {&host, &device}) {
+    const std::size_t ranks = nbytes->size();
+    nbytes->resize(ranks * static_cast<std::size_t>(times));
+    for (std::size_t r = ranks; r < nbytes->size(); ++r) (*nbytes)[r] = (*nbytes)[r - ranks];
+  }
+}
+
 Footprint::ByRank Footprint::by_rank() const {
   constexpr std::size_t kMostShards = 100'000;
   const bool is_exact = of_units_.size() * static_cast<std::size_t>(shards_.world_size) <= kMostShards;
@@ -180,6 +188,7 @@ Footprint footprint_of(const ShardingPlan& shards, const Workload& work, const C
   declare_store(all, work, config);
   declare_reducer(all, work);
   declare_optimizer(all);
+  declare_local_steps(all, config);
   // initialize() passes one unit at a time through fp32.
   all.reach(MemoryKind::kStaging, shards.memory_tier(), shards.largest_unit() * 4);
   return all;

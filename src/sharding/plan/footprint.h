@@ -34,10 +34,11 @@ struct DiskUse {
 
 /// What a rank receives or copies in a step, mean over ranks. Elements by cause, as zero/report.h counts them.
 struct StepTraffic {
-  double gathered_numel = 0, reduced_numel = 0, published_numel = 0, whole_numel = 0;
-  double from_ranks_nbytes = 0;  ///< evenly from all other ranks
-  double by_rings_nbytes = 0;    ///< from the rank before it: each host receives it once
-  double to_hosts_nbytes = 0;    ///< from other hosts: once for each host, its ranks' shares
+  double gathered_numel = 0, reduced_numel = 0, published_numel = 0, whole_numel = 0, islands_numel = 0;
+  double from_ranks_nbytes = 0;    ///< evenly from all other ranks
+  double by_rings_nbytes = 0;      ///< from the rank before it: each host receives it once
+  double to_hosts_nbytes = 0;      ///< from other hosts: once for each host, its ranks' shares
+  double from_islands_nbytes = 0;  ///< evenly from the ranks at its place of the other islands
   double to_device_nbytes = 0, from_device_nbytes = 0;
   double host_update_nbytes = 0, device_update_nbytes = 0;  ///< that the update reads and writes in memory
 
@@ -89,6 +90,8 @@ class Footprint {
   struct ByRank {
     std::vector<double> host, device;
     double of(std::size_t rank) const { return host[rank] + device[rank]; }
+    /// So many islands of such ranks.
+    void repeat(int times);
   };
   ByRank by_rank() const;
 
@@ -127,6 +130,8 @@ void declare_store(Footprint& out, const Workload& work, const Config& config);
 void declare_reducer(Footprint& out, const Workload& work);
 /// ShardedOptimizer: masters, states, what brings whole tensors together; what an update reads and writes.
 void declare_optimizer(Footprint& out);
+/// LocalSteps: outer values and momentum, pieces on their way; what islands exchange.
+void declare_local_steps(Footprint& out, const Config& config);
 
 // ---- Pools, found by carrying out the schedules of `layout` over a few steps without memory ----
 

@@ -63,6 +63,8 @@ struct ShardingPlan {
   DType master_dtype = DType::kFloat32;  ///< of master weights
   int world_size = 1;
   int hosts = 1;
+  /// Of islands that train apart each has such a plan (zerotorch.local_steps); `island`: whose rank's memory it is.
+  int islands = 1, island = 0;
   /// Of the configuration's optimizer, by unit and its slots: a rule each.
   std::vector<std::vector<const optim::Rule*>> rules;
   layout::TensorRounds whole;                    ///< tensors that are brought together in a step
