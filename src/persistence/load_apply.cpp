@@ -10,7 +10,7 @@ namespace {
 
 using engine::MicroBatchRandom;
 std::int64_t window_micro_batches_of_rank(const Engine::Impl& impl) {
-  return impl.accumulation.window_micro_batches() / impl.sharded.model.world_size();
+  return impl.accumulation.window_micro_batches() / impl.groups.data_parallel.size();
 }
 
 /// Sums of a run that skips steps may not be finite; here they would be taken.
