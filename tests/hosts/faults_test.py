@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+TORCHRUN = ROOT / ".venv/bin/torchrun"
 MOST_S = 12.0  # 10 s, and 2 s for a machine that is busy with other tests
 
 # By launcher: what starts two ranks, one a host, of "$PROGRAM".
@@ -25,6 +26,8 @@ LAUNCHERS = {
     "--mca oob_tcp_keepalive_probes 6 $PROGRAM",
     "by hand": "export MASTER_ADDR=10.77.0.1 MASTER_PORT=29511 WORLD_SIZE=2; "
     '(on_host 2 "RANK=1 $PROGRAM" &) ; RANK=0 $PROGRAM',
+    "torchrun": 'run="$TORCHRUN --nnodes 2 --master-addr 10.77.0.1 --master-port 29512 --no-python"; '
+    '(on_host 2 "$run --node-rank 1 $PROGRAM" &) ; $run --node-rank 0 $PROGRAM',
 }
 RANK_OF_2 = "pid=$(pgrep -f '^[^ ]*steady_ranks' | while read p; do [ \"$(readlink /proc/$p/ns/net)\" = "
 RANK_OF_2 += '"$(readlink /proc/$(cat ${HOSTFILE%/*}/init2)/ns/net)" ] && echo $p; done | tail -n 1)'
@@ -46,7 +49,7 @@ def run(launcher: str, fault: str, program: str, seconds: float) -> tuple[float,
     does, _, _ = FAULTS[fault]
     script = (
         f"({LAUNCHERS[launcher]}) > $OUT 2>&1 & job=$!\n"
-        "for i in $(seq 100); do [ $(grep -c '^rank ' $OUT) = 2 ] && break; sleep 0.1; done\n"
+        "for i in $(seq 300); do [ $(grep -c '^rank ' $OUT) = 2 ] && break; sleep 0.1; done\n"
         "sleep 1\n"
         f"date +%s.%N > $OUT.fault; ({does}); "
         "wait $job; echo exit $? >> $OUT; date +%s.%N > $OUT.end\n"
@@ -58,10 +61,11 @@ def run(launcher: str, fault: str, program: str, seconds: float) -> tuple[float,
         out = Path(folder) / "out"
         out.touch()
         environment = {**os.environ, "OUT": str(out), "PROGRAM": f"{program} {seconds} 20", "OMP_NUM_THREADS": "1"}
+        environment |= {"TORCHRUN": str(TORCHRUN), "PYTHONWARNINGS": "ignore"}
         command = [str(ROOT / "scripts/hosts.sh"), "2", "-", script]
         job = subprocess.Popen(command, env=environment, start_new_session=True, cwd=ROOT)
         try:
-            job.wait(35)
+            job.wait(60)
             hung = False
         except subprocess.TimeoutExpired:
             hung = True
@@ -102,7 +106,7 @@ def main() -> int:
         return 77
     problems = []
     for launcher in LAUNCHERS:
-        if launcher == "mpirun" and not shutil.which("mpirun"):
+        if not {"mpirun": shutil.which("mpirun"), "torchrun": TORCHRUN.exists()}.get(launcher, True):
             continue
         for fault in FAULTS:
             if not wanted or fault in wanted or launcher in wanted:
