@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What becomes of a job over two hosts when a rank or a link is lost: who says what, and how soon all has ended.
 
-Hosts are namespaces (scripts/hosts.sh). `faults_test.py PROGRAM [case...]`, PROGRAM being steady_ranks. Prints a table of
+Hosts are namespaces (scripts/hosts.sh). `faults_test.py PROGRAM [fault or launcher...]`, PROGRAM being steady_ranks. Prints a table of
 the seconds from the fault to the end of the last rank and of the launcher. Exit status 77 where there are no namespaces.
 """
 
