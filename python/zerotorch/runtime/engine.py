@@ -189,6 +189,7 @@ class DeepSpeedEngine(Engine):
     zero_quantized_weights = _setting("zero_optimization.zero_quantized_weights", False)
     zero_quantized_gradients = _setting("zero_optimization.zero_quantized_gradients", False)
     zero_quantized_nontrainable_weights = _setting("zero_optimization.zero_quantized_nontrainable_weights", False)
+    zeropp_loco_param = _setting("zero_optimization.zeropp_loco_param")
     zero_partial_offload = _setting("zero_optimization.offload_optimizer.ratio", 1.0)
     zero_allgather_sequential = _setting("zero_optimization.stage3_allgather_sequential", False)
     zero_multi_rank_bucket_allreduce = _setting("zero_optimization.use_multi_rank_bucket_allreduce", True)

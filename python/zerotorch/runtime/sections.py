@@ -258,6 +258,7 @@ class DeepSpeedZeroConfig(DeepSpeedConfigModel):
     zero_quantized_weights: bool = False
     zero_quantized_nontrainable_weights: bool = False
     zero_quantized_gradients: bool = False
+    zeropp_loco_param: Any = None
     memory_efficient_linear: bool = True
     pipeline_loading_checkpoint: bool = False
     override_module_apply: bool = True
