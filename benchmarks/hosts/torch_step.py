@@ -52,7 +52,9 @@ def trainer_of(mode: str, model: Any, dtype: str) -> Any:
     if dtype == "bf16":
         return {"ddp": peers.Ddp, "fsdp2": peers.Fsdp2}[mode](model, None).step
     if mode in ("ddp", "powersgd4"):
-        trained = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        # PowerSGD's all-reduces of several buckets may begin in other orders on each rank, which gloo does not take.
+        more: dict[str, Any] = {"bucket_cap_mb": 1000} if mode == "powersgd4" else {}
+        trained = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, **more)
         if mode == "powersgd4":
             from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
