@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <ctime>
 
 #include "layout/shard.h"
 #include "support/errors.h"
@@ -270,7 +270,7 @@ TEST(Plan, RefusesWhatCannotBe) {
 }
 
 TEST(Plan, AHundredThousandRanksTakeNoTime) {
-  const auto begin = std::chrono::steady_clock::now();
+  const std::clock_t begin = std::clock();  // of the processor: other tests run beside this one
   const ModelShape large = transformer({.style = Transformer::Style::kLlama,
                                         .layers = 126,
                                         .dim = 16384,
@@ -287,9 +287,9 @@ TEST(Plan, AHundredThousandRanksTakeNoTime) {
       EXPECT_GT(plan.node_nbytes, 0);
     }
   }
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  EXPECT_LT(seconds.count(), kSanitized ? 10.0 : 1.0);
-  std::printf("20 plans of 405B parameters on up to 100,000 ranks: %.3f s\n", seconds.count());
+  const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  EXPECT_LT(seconds, kSanitized ? 10.0 : 1.0);
+  std::printf("20 plans of 405B parameters on up to 100,000 ranks: %.3f s\n", seconds);
 }
 
 TEST(Plan, TinyBucketsOfHugeModelsAreBounded) {
