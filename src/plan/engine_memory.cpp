@@ -7,7 +7,7 @@
 
 namespace zero::plan {
 
-std::int64_t checkpoint_nbytes(const ShardingPlan& shards, int rank) {
+std::int64_t checkpoint_nbytes(const ShardingPlan& shards, const Config& config, int rank) {
   std::int64_t sum = 0;
   for (std::size_t u = 0; u < shards.units.size(); ++u) {
     const layout::Range mine = shards.shard(u, rank);
@@ -15,7 +15,7 @@ std::int64_t checkpoint_nbytes(const ShardingPlan& shards, int rank) {
     sum += shards.units[u].trainable ? mine.numel() * 4 + shards.wide_state_nbytes(u, mine)
                                      : mine.numel() * shards.low_nbytes();
   }
-  return sum + shards.whole_state_nbytes_of(rank);
+  return sum + shards.whole_state_nbytes_of(rank) + sharding::outer_nbytes(shards, config, rank);
 }
 
 MemoryReport engine_memory(const ModelShape& model, const Config& config, int world_size, int rank, int ranks_per_node,

@@ -18,7 +18,7 @@ Config planned(Config config, int ranks);
 sharding::Workload workload_of(const ModelShape& model, const Config& config);
 
 /// Bytes that `rank` saves in a checkpoint between two steps, padding included.
-std::int64_t checkpoint_nbytes(const ShardingPlan& shards, int rank);
+std::int64_t checkpoint_nbytes(const ShardingPlan& shards, const Config& config, int rank);
 
 /// Bytes that gradients and activations of `rank` share, because sums of gradients come into the place of
 /// activations that backward has used; an estimate. 0 where gradients keep their memory. For a transformer.

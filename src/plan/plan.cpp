@@ -207,7 +207,7 @@ Plan plan_memory(const ModelShape& model, Config config, const Cluster& cluster)
   constexpr std::int64_t kRingNbytes = 32 << 20;
   const bool streams =
       shards.place.states.is_on_disk() || shards.place.gradients.is_on_disk() || shards.place.parameters.is_on_disk();
-  const std::int64_t staged = checkpoint_nbytes(shards, plan.heaviest_rank);
+  const std::int64_t staged = checkpoint_nbytes(shards, config, plan.heaviest_rank);
   plan.checkpoint_nbytes = streams ? std::min(kRingNbytes, staged) : staged;
   states.repeat(islands.count);
   sum_up(plan, std::move(states), to_nbytes(kHostOfGpuProcessNbytes), cluster.gpus);

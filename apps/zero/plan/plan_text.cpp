@@ -258,7 +258,7 @@ void add_traffic_rows(Table& table, const PlanResult& result) {
                      (t.gathered_numel + t.reduced_numel + t.published_numel + t.whole_numel + t.islands_numel) / all);
   });
   if (result.plans.front().traffic.islands_numel > 0) {
-    table.nbytes("of these from other islands, mean over steps",
+    table.nbytes("of these from other islands (mean)",
                  [](const Plan& p) { return p.traffic.islands_numel * sizeof(float); });
   }
   if (result.plans.front().nodes > 1)

@@ -132,6 +132,8 @@ void declare_reducer(Footprint& out, const Workload& work);
 void declare_optimizer(Footprint& out);
 /// LocalSteps: outer values and momentum, pieces on their way; what islands exchange.
 void declare_local_steps(Footprint& out, const Config& config);
+/// Outer values and momentum of a rank; 0 without local steps.
+std::int64_t outer_nbytes(const ShardingPlan& shards, const Config& config, int rank);
 
 // ---- Pools, found by carrying out the schedules of `layout` over a few steps without memory ----
 

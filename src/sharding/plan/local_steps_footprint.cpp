@@ -26,22 +26,28 @@ std::int64_t most_trained_numel(const ShardingPlan& shards) {
   return numel;
 }
 
+std::int64_t outer_nbytes_of(const ShardingPlan& shards, const Config& config, std::int64_t trained) {
+  const std::int64_t element_nbytes = config.zerotorch.local_steps.momentum > 0 ? 8 : 4;
+  return element_nbytes * layout::island_numel(trained, shards.islands, shards.island);
+}
+
 }  // namespace
+
+std::int64_t outer_nbytes(const ShardingPlan& shards, const Config& config, int rank) {
+  return config.zerotorch.local_steps.steps == 0 ? 0 : outer_nbytes_of(shards, config, trained_numel(shards, rank));
+}
 
 void declare_local_steps(Footprint& out, const Config& config) {
   const auto& local = config.zerotorch.local_steps;
   if (local.steps == 0) return;
   const ShardingPlan& shards = out.shards();
   constexpr auto kHost = layout::Tier::kHost;
-  const std::int64_t element_nbytes = local.momentum > 0 ? 8 : 4;
   constexpr std::size_t kMostShards = 1'000'000;
   const bool is_exact = shards.units.size() * static_cast<std::size_t>(shards.world_size) <= kMostShards;
-  const auto nbytes_of = [&shards, element_nbytes](std::int64_t numel) {
-    return element_nbytes * layout::island_numel(numel, shards.islands, shards.island);
-  };
+  const auto most =
+      is_exact ? std::nullopt : std::optional(outer_nbytes_of(shards, config, most_trained_numel(shards)));
   out.hold_of_rank(
-      MemoryKind::kOptimizer, kHost, [=, &shards](int rank) { return nbytes_of(trained_numel(shards, rank)); },
-      is_exact ? std::nullopt : std::optional(nbytes_of(most_trained_numel(shards))));
+      MemoryKind::kOptimizer, kHost, [&shards, config](int rank) { return outer_nbytes(shards, config, rank); }, most);
   out.hold_of_rank(MemoryKind::kStaging, kHost, [&shards](int rank) {
     return 4 * layout::island_buffers_numel(trained_numel(shards, rank), shards.islands);
   });
