@@ -568,6 +568,11 @@ void log_start(const Engine::Impl& impl, const sharding::ShardingPlan& shards, c
                  impl.sharded.model.hosts ? fmt::format(" on {} hosts", impl.sharded.model.hosts->across.size()) : "",
                  numel / 1e6, dtype_name(impl.sharded.model.param_dtype), impl.sharded.model.units.size(), optimizer);
   const auto& local_steps = impl.sharded.local_steps;
+  if (local_steps && local_steps->islands() == 1) {
+    base::log_warning(
+        "zerotorch.local_steps: there is one island, whose outer optimizer changes the training and saves no traffic; "
+        "set ranks_per_island, or remove the section");
+  }
   for (const std::string& line :
        {wire_description(shards), local_steps ? local_steps->description() : std::string(),
         impl.sharded.store->disk_description(), impl.sharded.optimizer->disk_description(),

@@ -223,13 +223,15 @@ std::optional<std::string> Engine::Impl::skip_step(double scale_before, optim::L
         "the learning rate, use bf16, or allow a smaller scale",
         training.global_steps, what, scale_before);
   }
-  if (groups.is_first()) {
+  const auto* const islands = sharded.local_steps.get();
+  if (islands ? groups.island.rank() == 0 : groups.is_first()) {
+    const std::string where = islands ? fmt::format("on island {}", islands->island()) : std::string("on all ranks");
     const std::string scales =
         training.scaler.scale() != scale_before
             ? fmt::format("; loss scale {:g} becomes {:g}", scale_before, training.scaler.scale())
         : scale_before != 1 ? fmt::format("; loss scale {:g}", scale_before)
                             : "";
-    base::log_warning("step {}: {} is not finite; the step is skipped on all ranks{}", training.global_steps, what,
+    base::log_warning("step {}: {} is not finite; the step is skipped {}{}", training.global_steps, what, where,
                       scales);
   }
   return std::nullopt;
@@ -398,6 +400,8 @@ std::optional<std::string> Engine::Impl::finish_window(std::int64_t window_end) 
   const bool meets = sharded.local_steps && sharded.local_steps->ends_round(training.global_steps + 1);
   if (meets) exchange_islands();
   if (step.applied || meets) publish_update();
+  // Without data, so that the loss of a rank ends all islands in the step after it, not at the next exchange.
+  if (sharded.local_steps && !meets) groups.data_parallel.barrier({.label = "local steps"}).wait();
   sharded.reducer->start_window();
   gradients->end_window();
   step.sums_are_averages = false;

@@ -19,14 +19,22 @@ double part_of_time(const Failures& failures, double mtbf, double interval) {
   return interval / ((mtbf + failures.detection) * std::exp(failures.restart / mtbf) * attempts);
 }
 
+/// The logarithm of that, but for what does not depend on the interval: no rate of failures is too large for it.
+double of_interval(const Failures& failures, double mtbf, double interval) {
+  const double attempt = (interval + failures.checkpoint) / mtbf;
+  constexpr double kLarge = 30;  // 1 is nothing next to e^30
+  return std::log(interval) - (attempt > kLarge ? attempt : std::log(std::expm1(attempt)));
+}
+
 /// By golden section: there is one maximum, whose place neither detection nor restart changes.
 double best_interval(const Failures& failures, double mtbf) {
   if (failures.checkpoint == 0) return 0;
   const double ratio = (std::sqrt(5.0) - 1) / 2;
   double low = 0, high = 2 * std::sqrt(2 * failures.checkpoint * mtbf) + failures.checkpoint;
-  while (high - low > 1e-9 * high) {
+  constexpr int kMostTrials = 200;
+  for (int trial = 0; trial < kMostTrials && high - low > 1e-9 * high; ++trial) {
     const double left = high - ratio * (high - low), right = low + ratio * (high - low);
-    if (part_of_time(failures, mtbf, left) < part_of_time(failures, mtbf, right)) {
+    if (of_interval(failures, mtbf, left) < of_interval(failures, mtbf, right)) {
       low = left;
     } else {
       high = right;

@@ -131,9 +131,8 @@ class QuantizedGatherer final : public UnitGatherer {
   };
 
   std::int64_t nbytes_of(std::int64_t numel) const { return optim::nbytes_of(form_.format, numel); }
-  bool is_quantized(int unit) const {
-    return places_[unit].has_codes && (form_.of_trained || !model_.units[unit].trainable);
-  }
+  /// Also of a unit that is trained later: from when on depends on the number of ranks.
+  bool is_quantized(int unit) const { return places_[unit].has_codes; }
 
   void fetch(int unit, std::string_view for_what) {
     Place& place = places_[unit];

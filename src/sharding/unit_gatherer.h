@@ -61,7 +61,7 @@ std::unique_ptr<UnitGatherer> make_window_gatherer(ShardedModel& model, storage:
 /// In which form units are gathered.
 struct GatherForm {
   optim::StateFormat format = optim::StateFormat::kDynamic8;
-  bool of_trained = true;  ///< false: of those only that are not trained
+  bool of_trained = true;  ///< false: of those only that are not trained at first
 };
 
 /// As make_window_gatherer(), of values that are quantised. *Collective.*

@@ -99,8 +99,8 @@ refused "no run" --resume nothing_here
 for i in $(seq 1 400); do echo "def f$i(x): return x + $i"; done > worse.py
 cat > worse.json <<'END'
 {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": true}, "gradient_clipping": 1.0,
- "optimizer": {"type": "AdamW", "params": {"lr": 0.3}},
- "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.3, "warmup_num_steps": 15, "warmup_type": "linear"}}}
+ "optimizer": {"type": "AdamW", "params": {"lr": 1.0}},
+ "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1.0, "warmup_num_steps": 15, "warmup_type": "linear"}}}
 END
 "$zero" train --data worse.py --cache-dir cache --preset gpt-tiny --seq 32 --layers 1 --steps 18 --eval-every 3 --eval-batches 2 \
   --config worse.json --keep-best --run-dir worse --sample-length 0 --no-tensorboard > out 2>&1 || fail "--keep-best: $(cat out)"

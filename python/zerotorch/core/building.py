@@ -63,10 +63,29 @@ class Builder:
         self.device = life_cycle.take_over(self.model)
         self.flags = life_cycle.Flags(self.model)
         try:
-            return self._make_new()
+            engine = self._make_new()
         except BaseException:
             self.flags.restore()
             raise
+        self._warn_of_rounded_values()
+        return engine
+
+    def _warn_of_rounded_values(self) -> None:
+        """state_dict() reads parameters as operators do."""
+        keys = ("zero_quantized_weights", "zero_quantized_nontrainable_weights")
+        wanted = [key for key in keys if self.config.setting(f"zero_optimization.{key}", False)]
+        if not wanted:
+            return
+
+        def warn(_module: torch.nn.Module, _prefix: str, _keep_vars: bool) -> None:
+            logger.warning(
+                "state_dict(): with %s it has rounded values; save_checkpoint(), save_16bit_model() and "
+                "zero.GatheredParameters have the exact ones",
+                wanted[0],
+            )
+            handle.remove()  # once
+
+        handle = self.model.register_state_dict_pre_hook(warn)
 
     @property
     def _trains(self) -> bool:
