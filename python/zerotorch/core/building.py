@@ -85,7 +85,7 @@ class Builder:
             )
             handle.remove()  # once
 
-        handle = self.model.register_state_dict_pre_hook(warn)
+        handle = self.model.register_state_dict_pre_hook(warn)  # type: ignore[no-untyped-call]
 
     @property
     def _trains(self) -> bool:
