@@ -19,6 +19,7 @@ constexpr int kFailureTag = 0;
 constexpr int kFarewellTag = 1;
 constexpr std::int64_t kNapAfterNs = 5 * base::kNanosPerMilli;
 constexpr std::int64_t kFarewellGraceNs = base::kNanosPerSecond / 2;
+constexpr std::int64_t kWatchGraceNs = 4 * base::kNanosPerSecond;
 constexpr std::chrono::microseconds kShortNap{20};
 
 }  // namespace
@@ -122,12 +123,14 @@ std::string MessageBackend::problem_of(int peer, std::int64_t now_ns) {
 
 std::string MessageBackend::problem_elsewhere(int peer, std::int64_t now_ns) {
   Peer& state = peers_[static_cast<std::size_t>(peer)];
-  std::string problem = messenger_->problem_of(peer);
-  if (problem.empty() && messenger_->watch()) problem = messenger_->watch()->problem_of(state.world_rank);
+  std::string problem = messenger_->watch() ? messenger_->watch()->problem_of(state.world_rank) : std::string();
+  // Of a connection that is lost the watch hears at the same time, and knows more.
+  const std::int64_t grace_ns = problem.empty() && messenger_->watch() ? kWatchGraceNs : kFarewellGraceNs;
+  if (problem.empty()) problem = messenger_->problem_of(peer);
   if (problem.empty()) return {};
   if (state.problem_ns == 0) state.problem_ns = now_ns;
   // As for farewells; and what a rank says of its own failure is better than that it is gone.
-  return now_ns - state.problem_ns > kFarewellGraceNs ? problem : std::string();
+  return now_ns - state.problem_ns > grace_ns ? problem : std::string();
 }
 
 void MessageBackend::look_at_watch() {

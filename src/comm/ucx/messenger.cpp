@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "comm/messages/host_watch.h"
 #include "comm/ucx/library.h"
 #include "zero/errors.h"
 
@@ -73,12 +72,6 @@ class UcxWorker {
   void mark_failed() { failed_ = true; }
   /// Null: connected.
   const char* lost(int rank) const { return peers_[static_cast<std::size_t>(rank)].lost.load(); }
-  /// Of one that is: for how long, from the first call on.
-  std::int64_t lost_for_ns(int rank) {
-    const std::int64_t now = base::monotonic_ns();
-    std::int64_t since = 0;
-    return peers_[static_cast<std::size_t>(rank)].lost_since_ns.compare_exchange_strong(since, now) ? 0 : now - since;
-  }
 
   std::uint64_t next_context = 0;
 
@@ -91,7 +84,6 @@ class UcxWorker {
   struct Peer {
     ucp_ep_h endpoint = nullptr;
     std::atomic<const char*> lost{nullptr};
-    std::atomic<std::int64_t> lost_since_ns{0};
   };
   void connect(MeetingStore& store);
   void close_endpoints() noexcept;
@@ -321,15 +313,8 @@ std::shared_ptr<Messenger> UcxMessenger::subgroup(std::span<const int> members) 
 void UcxMessenger::mark_failed(bool) noexcept { worker_->mark_failed(); }
 
 std::string UcxMessenger::problem_of(int peer) const {
-  constexpr std::int64_t kPatienceNs = 4 * base::kNanosPerSecond;
-  const int rank = members_[static_cast<std::size_t>(peer)];
-  const char* const lost = worker_->lost(rank);
-  if (!lost) return {};
-  if (watch()) {  // which hears of it at the same time, and knows more
-    std::string known = watch()->problem_of(rank);
-    if (!known.empty() || worker_->lost_for_ns(rank) < kPatienceNs) return known;
-  }
-  return fmt::format("lost its connection ({})", lost);
+  const char* const lost = worker_->lost(members_[static_cast<std::size_t>(peer)]);
+  return lost ? fmt::format("lost its connection ({})", lost) : std::string();
 }
 
 }  // namespace zero::comm
