@@ -27,7 +27,7 @@ struct CommunicationReport {
   std::int64_t islands_numel = 0;    ///< fp32 values of the other islands (zerotorch.local_steps)
   std::int64_t whole_numel = 0;      ///< fp32 values of tensors that Muon and Adafactor bring together, and back
   std::int64_t control_nbytes = 0;   ///< norms and order checks
-  std::int64_t received_nbytes = 0;  ///< all of these, in the dtypes in which they travel
+  std::int64_t received_nbytes = 0;  ///< all of these, in the dtypes and formats in which they travel
   std::int64_t peak_live_numel = 0;  ///< most parameters gathered at once (stage 3, copying store)
   std::int64_t gathers = 0;
   std::int64_t prefetched_gathers = 0;     ///< gathers begun before they were needed

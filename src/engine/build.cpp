@@ -276,7 +276,7 @@ void make_store(Engine::Impl& impl, const sharding::ShardingPlan& shards) {
                                         .publish_bucket_numel = zero.allgather_bucket_size,
                                         .overlaps_publish = overlaps_publish(impl, shards),
                                         .updates_in_backward = !shards.update.keeps_gradients};
-  if (shards.weight_wire) options.form = {shards.weight_wire->format, shards.quantizes_trained};
+  options.form = shards.gather_form;
   options.shares_shards = shards.place.copies_from_shared();
   options.disk = disk_of(shards.place.parameters, impl.config, zero.offload_param.nvme_path, impl.observers);
   if (options.disk) options.disk->cuts = shards.parameter_slots();
@@ -536,18 +536,18 @@ void choose_progress_thread(Engine::Impl& impl) {
 
 /// What is quantised on its way, for the log; empty: nothing.
 std::string wire_description(const sharding::ShardingPlan& shards) {
-  const auto bits = [](const sharding::Wire& wire) {
-    return 8.0 * static_cast<double>(optim::block_nbytes(wire.format)) /
-           static_cast<double>(optim::block_numel(wire.format));
+  const auto bits = [](optim::StateFormat format) {
+    return 8.0 * static_cast<double>(optim::block_nbytes(format)) / static_cast<double>(optim::block_numel(format));
   };
   std::string text;
-  if (shards.weight_wire) {
-    text += fmt::format("{} gathered in {} bits an element",
-                        shards.quantizes_trained ? "units are" : "untrained units are", bits(*shards.weight_wire));
+  if (const auto& form = shards.gather_form) {
+    text += fmt::format("{} gathered in {} bits an element", form->of_trained ? "units are" : "untrained units are",
+                        bits(form->format));
   }
   if (shards.gradient_wire) {
-    text += fmt::format("{}gradients are sent in {} bits an element{}", text.empty() ? "" : ", ",
-                        bits(*shards.gradient_wire), shards.gradient_wire->feedback ? ", with error feedback" : "");
+    text +=
+        fmt::format("{}gradients are sent in {} bits an element{}", text.empty() ? "" : ", ",
+                    bits(shards.gradient_wire->format), shards.gradient_wire->feedback ? ", with error feedback" : "");
   }
   return text;
 }

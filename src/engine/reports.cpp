@@ -79,10 +79,9 @@ CommunicationReport Engine::communication_report() const {
   // Without sharded optimizer states what is published are the sums of gradients.
   const auto sum = static_cast<std::int64_t>(element_nbytes(model.sum_dtype));
   const auto published = model.sharding.optimizer_states ? low : sum;
-  const auto gradient = static_cast<std::int64_t>(element_nbytes(model.gradient_dtype));
-  report.received_nbytes =
-      low * report.gathered_numel + gradient * report.reduced_numel + published * report.published_numel +
-      static_cast<std::int64_t>(sizeof(float)) * (report.whole_numel + report.islands_numel) + report.control_nbytes;
+  report.received_nbytes += impl_->sharded.reducer->reduced_nbytes() + published * report.published_numel +
+                            static_cast<std::int64_t>(sizeof(float)) * (report.whole_numel + report.islands_numel) +
+                            report.control_nbytes;
   return report;
 }
 

@@ -195,7 +195,8 @@ class PeerStore final : public InPlaceStore {
   void* whole(int index) override { return on_device_.data(index); }
   void begin_gather(int index, std::string_view for_what) override {
     const std::int64_t own = model_.shard_of(index).numel();
-    count_gather({unit(index).numel - own, own});
+    const std::int64_t received = unit(index).numel - own;
+    count_gather({received, own, received * static_cast<std::int64_t>(element_nbytes(model_.param_dtype))});
     InPlaceStore::begin_gather(index, for_what);
   }
   void publish_shards(bool frozen_too) override {

@@ -106,7 +106,7 @@ void CopyingStore::publish_shards(bool frozen_too) {
 void CopyingStore::pin(std::span<const int> units) {
   for (int index : units) {
     carry_out(schedule_.pin(index));
-    if (++pins_[index] == 1 && is_gathered(index)) gatherer_->make_exact(index);
+    if (++pins_[index] == 1 && is_gathered(index)) count_gather(gatherer_->make_exact(index));
     enter_use(index, /*is_timed=*/false);  // the program may go past operators here
   }
 }
@@ -115,7 +115,7 @@ void CopyingStore::unpin(std::span<const int> units) {
   for (int index : units) {
     --pins_[index];
     carry_out(schedule_.unpin(index));
-    if (pins_[index] == 0 && is_gathered(index) && schedule_.is_whole(index)) gatherer_->end_exact(index);
+    if (pins_[index] == 0 && is_gathered(index) && schedule_.is_whole(index)) count_gather(gatherer_->end_exact(index));
   }
 }
 
@@ -231,6 +231,7 @@ void CopyingStore::begin_gather(int index, std::string_view for_what) {
 
 void CopyingStore::count_gather(UnitGatherer::Moved moved) {
   counts_.gathered_numel += moved.received_numel;
+  counts_.received_nbytes += moved.received_nbytes;
   counts_.copied_nbytes += moved.copied_numel * static_cast<std::int64_t>(element_nbytes(model_.param_dtype));
 }
 

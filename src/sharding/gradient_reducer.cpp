@@ -62,6 +62,7 @@ GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, T
       options_(std::move(options)),
       ledger_(ledger),
       listener_(&nobody()),
+      wire_(make_gradient_wire(model, ledger, options_.wire, options_.overlap)),
       schedule_({}, 0),
       agreement_(model.parameters.size()),
       used_(model.parameters.size(), 0),
@@ -100,7 +101,7 @@ storage::FlatBuffer GradientReducer::make_buffer(std::int64_t numel) {
 void GradientReducer::make_memory() {
   std::int64_t largest = 0;
   for (const auto& bucket : buckets_) largest = std::max(largest, bucket.range.numel());
-  wire_ = make_gradient_wire(model_, ledger_, options_.wire, largest, options_.overlap);
+  wire_->set_largest(largest);
   if (pool_) {
     pool_limit_numel_ = layout::bucket_pool_limit(largest, options_.overlap);
   } else if (!options_.keeps_sums || !options_.sums_are_gradients) {
@@ -426,10 +427,9 @@ void GradientReducer::take_from_pool(Bucket& bucket) {
 
 void GradientReducer::pack(Bucket& bucket) {
   make_room(bucket, [this] { return wire_->is_full(); });
-  FlatBuffer* const gradients = std::exchange(bucket.buffer, nullptr);
-  if (bucket.errors.size() <= micro_batch_) bucket.errors.resize(micro_batch_ + 1);
   Stopwatch watch(timeline_, &StepBreakdown::gradient_copy, model_.units[bucket.unit].name);
-  bucket.sent_buffer = wire_->pack(gradients, bucket.range.numel(), bucket.errors[micro_batch_]);
+  bucket.sent_buffer = wire_->pack(bucket.buffer, bucket.range.numel(), bucket.errors, micro_batch_);
+  FlatBuffer* const gradients = std::exchange(bucket.buffer, nullptr);
   if (pool_ && bucket.sent_buffer != gradients) pool_->give_back(gradients);
 }
 

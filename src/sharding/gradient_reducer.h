@@ -166,6 +166,7 @@ class GradientReducer {
   const MicroBatchAgreement& agreement() const { return agreement_; }
 
   std::int64_t reduced_numel() const { return reduced_numel_ + (rows_ ? rows_->received_numel() : 0); }
+  std::int64_t reduced_nbytes() const;  ///< the same, as they are sent
   std::int64_t published_numel() const { return published_numel_; }
   std::int64_t reductions() const { return reductions_; }
   std::int64_t copied_nbytes() const { return copied_nbytes_; }  ///< from autograd into buckets
@@ -258,14 +259,14 @@ class GradientReducer {
   ReducerOptions options_;
   storage::Ledger& ledger_;
   GradientListener* listener_;
+  std::unique_ptr<GradientWire> wire_;
+  std::size_t micro_batch_ = 0;  ///< of the window
   std::vector<Bucket> buckets_;
   layout::BucketSchedule schedule_;
   std::vector<std::vector<Place>> places_;  ///< by parameter
   std::optional<RowGradients> rows_;        ///< unless sums are consumed at once
   std::shared_ptr<comm::ExchangeBoard> board_;
   std::unique_ptr<BufferPool> pool_;
-  std::unique_ptr<GradientWire> wire_;
-  std::size_t micro_batch_ = 0;  ///< of the window
   std::int64_t pool_limit_numel_ = 0;
   bool agreed_routed_ = false;  ///< all ranks know that they use different parameters
   bool routed_ = false;         ///< ranks were seen to use different parameters

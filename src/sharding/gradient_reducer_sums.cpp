@@ -81,6 +81,12 @@ void GradientReducer::start_window() {
   micro_batch_ = 0;
 }
 
+std::int64_t GradientReducer::reduced_nbytes() const {
+  const std::int64_t rows = rows_ ? rows_->received_numel() : 0;
+  return wire_->sent_numel(reduced_numel_) * static_cast<std::int64_t>(element_nbytes(wire_->dtype())) +
+         rows * static_cast<std::int64_t>(element_nbytes(model_.gradient_dtype));
+}
+
 void GradientReducer::scale_sums(double factor) {
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     if (!model_.units[u].trainable) continue;

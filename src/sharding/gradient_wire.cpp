@@ -7,6 +7,7 @@
 
 #include "layout/bucket_schedule.h"
 #include "sharding/buffer_pool.h"
+#include "sharding/widened.h"
 
 namespace zero::sharding {
 namespace {
@@ -20,7 +21,9 @@ class PlainWire final : public GradientWire {
   bool sends_as_is() const override { return true; }
   DType dtype() const override { return model_.gradient_dtype; }
   std::int64_t sent_numel(std::int64_t numel) const override { return numel; }
-  FlatBuffer* pack(FlatBuffer* gradients, std::int64_t, SentErrors&) override { return gradients; }
+  FlatBuffer* pack(FlatBuffer* gradients, std::int64_t, std::vector<SentErrors>&, std::size_t) override {
+    return gradients;
+  }
   bool release(FlatBuffer*) override { return false; }
   void reduce(const optim::ReduceArgs& args, std::int64_t from) override {
     optim::ReduceArgs moved = args;
@@ -42,51 +45,43 @@ class PlainWire final : public GradientWire {
 /// of the next e = decay * e + (1 - decay) * (h - sent) (Xie et al., LoCo, 2024).
 class QuantizedWire final : public GradientWire {
  public:
-  QuantizedWire(const ShardedModel& model, storage::Ledger& ledger, const Wire& form, std::int64_t largest_numel,
-                bool overlap)
+  QuantizedWire(const ShardedModel& model, storage::Ledger& ledger, const Wire& form, bool overlap)
       : model_(model),
         ledger_(ledger),
         form_(form),
-        largest_nbytes_(sent_numel(largest_numel)),
-        most_nbytes_(layout::bucket_pool_limit(largest_nbytes_, overlap)),
+        overlap_(overlap),
         pool_(ledger, MemoryKind::kBuckets,
               [&model, &ledger](std::int64_t nbytes) {
                 return model.home.make_readable(ledger, MemoryKind::kBuckets, DType::kByte, nbytes);
               }),
-        values_(kChunkNumel),
         errors_(form.feedback ? kChunkNumel : 0),
+        sent_values_(errors_.size()),
         received_(kChunkNumel) {}
 
   bool sends_as_is() const override { return false; }
   DType dtype() const override { return DType::kByte; }
   std::int64_t sent_numel(std::int64_t numel) const override { return optim::nbytes_of(form_.format, numel); }
-  bool is_full() const override { return pool_.would_exceed(most_nbytes_, largest_nbytes_); }
+  bool is_full() const override {
+    return pool_.would_exceed(layout::bucket_pool_limit(largest_nbytes_, overlap_), largest_nbytes_);
+  }
+  void set_largest(std::int64_t numel) override { largest_nbytes_ = sent_numel(numel); }
 
-  FlatBuffer* pack(FlatBuffer* gradients, std::int64_t numel, SentErrors& errors) override {
+  FlatBuffer* pack(FlatBuffer* gradients, std::int64_t numel, std::vector<SentErrors>& errors,
+                   std::size_t micro_batch) override {
+    SentErrors* const lost = form_.feedback ? &errors_of(errors, micro_batch, numel) : nullptr;
     FlatBuffer* const sent = pool_.take(largest_nbytes_);
-    const bool has_errors = form_.feedback && errors.era == era_;
-    if (form_.feedback && errors.kept.empty()) {
-      errors.kept = model_.home.make_private(ledger_, MemoryKind::kGradients, DType::kByte,
-                                             optim::nbytes_of(kErrorFormat, numel));
-    }
-    errors.era = era_;
     for (std::int64_t begin = 0; begin < numel; begin += kChunkNumel) {
       const std::int64_t count = std::min(kChunkNumel, numel - begin);
       void* const out = sent->data_at(sent_numel(begin));
-      const float* values = widened(*gradients, begin, count);
-      if (!form_.feedback) {
-        kernels_.narrow_state(form_.format, values, out, count);
-        continue;
-      }
-      void* const kept = errors.kept.data_at(optim::nbytes_of(kErrorFormat, begin));
-      if (has_errors) {
-        kernels_.widen_state(kErrorFormat, kept, errors_.data(), count);
+      const float* const values = wide_.of(gradients->data_at(begin), gradients->dtype(), count);
+      if (lost) {
+        send_with_errors(values, out, count, lost->kept.data_at(optim::nbytes_of(kErrorFormat, begin)),
+                         lost->era == era_);
       } else {
-        std::fill_n(errors_.begin(), count, 0.0f);
+        kernels_.narrow_state(form_.format, values, out, count);
       }
-      send_with_errors(values, out, count);
-      kernels_.narrow_state(kErrorFormat, errors_.data(), kept, count);
     }
+    if (lost) lost->era = era_;
     return sent;
   }
   bool release(FlatBuffer* sent) override {
@@ -123,35 +118,44 @@ class QuantizedWire final : public GradientWire {
   }
 
  private:
-  static constexpr std::int64_t kChunkNumel = 16 * optim::kSumBlockNumel;  ///< stays in a core's cache
-
-  const float* widened(const FlatBuffer& gradients, std::int64_t begin, std::int64_t numel) {
-    const void* const from = gradients.data_at(begin);
-    if (gradients.dtype() == DType::kFloat32) return static_cast<const float*>(from);
-    kernels_.widen_state(optim::format_of(gradients.dtype()), from, values_.data(), numel);
-    return values_.data();
+  SentErrors& errors_of(std::vector<SentErrors>& errors, std::size_t micro_batch, std::int64_t numel) {
+    if (errors.size() <= micro_batch) errors.resize(micro_batch + 1);
+    SentErrors& its = errors[micro_batch];
+    if (its.kept.empty()) {
+      its.kept = model_.home.make_private(ledger_, MemoryKind::kGradients, DType::kByte,
+                                          optim::nbytes_of(kErrorFormat, numel));
+    }
+    return its;
   }
 
-  /// errors_ are the old ones, then the new ones.
-  void send_with_errors(const float* values, void* out, std::int64_t numel) {
+  /// `kept` has the errors so far if they count, and then the new ones. `values` may be in wide_.
+  void send_with_errors(const float* values, void* out, std::int64_t numel, void* kept, bool counts) {
+    if (counts) {
+      kernels_.widen_state(kErrorFormat, kept, errors_.data(), numel);
+    } else {
+      std::fill_n(errors_.begin(), numel, 0.0f);
+    }
+    float* const sums = wide_.data();
+    for (std::int64_t i = 0; i < numel; ++i) sums[i] = values[i] + errors_[i];
+    kernels_.narrow_state(form_.format, sums, out, numel);
+    kernels_.widen_state(form_.format, out, sent_values_.data(), numel);
     const auto decay = static_cast<float>(form_.feedback->decay), rest = 1 - decay;
-    for (std::int64_t i = 0; i < numel; ++i) values_[i] = values[i] + errors_[i];
-    kernels_.narrow_state(form_.format, values_.data(), out, numel);
-    compared_.resize(kChunkNumel);
-    kernels_.widen_state(form_.format, out, compared_.data(), numel);
     for (std::int64_t i = 0; i < numel; ++i) {
-      const float error = decay * errors_[i] + rest * (values_[i] - compared_[i]);
+      const float error = decay * errors_[i] + rest * (sums[i] - sent_values_[i]);
       errors_[i] = std::isfinite(error) ? error : 0;  // of a step that is skipped
     }
+    kernels_.narrow_state(kErrorFormat, errors_.data(), kept, numel);
   }
 
   const ShardedModel& model_;
   storage::Ledger& ledger_;
   const Wire form_;
   const optim::Kernels& kernels_ = optim::kernels();
-  const std::int64_t largest_nbytes_, most_nbytes_;
+  const bool overlap_;
+  std::int64_t largest_nbytes_ = 0;
   BufferPool pool_;
-  std::vector<float> values_, errors_, compared_;
+  Widened wide_;
+  std::vector<float> errors_, sent_values_;
   std::vector<float> received_;  ///< by reduce()
   std::int64_t windows_ = 0, era_ = 0;
 };
@@ -159,10 +163,9 @@ class QuantizedWire final : public GradientWire {
 }  // namespace
 
 std::unique_ptr<GradientWire> make_gradient_wire(const ShardedModel& model, storage::Ledger& ledger,
-                                                 const std::optional<Wire>& form, std::int64_t largest_numel,
-                                                 bool overlap) {
+                                                 const std::optional<Wire>& form, bool overlap) {
   if (!form) return std::make_unique<PlainWire>(model);
-  return std::make_unique<QuantizedWire>(model, ledger, *form, largest_numel, overlap);
+  return std::make_unique<QuantizedWire>(model, ledger, *form, overlap);
 }
 
 }  // namespace zero::sharding

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "optim/kernels.h"
 #include "sharding/plan/sharding_plan.h"
@@ -32,9 +33,12 @@ class GradientWire {
 
   /// Packing more takes memory beyond what is meant to be under way at a time.
   virtual bool is_full() const { return false; }
+  /// There are more buckets: this is the largest number of gradients that are packed at once. Nothing is under way.
+  virtual void set_largest(std::int64_t numel) { (void)numel; }
   /// What is sent of the first `numel` of `gradients`: the same buffer, or one that release() takes, and `gradients`
-  /// are no longer needed. `errors`: of this range in this micro-batch of a window.
-  virtual storage::FlatBuffer* pack(storage::FlatBuffer* gradients, std::int64_t numel, SentErrors& errors) = 0;
+  /// are no longer needed. `errors`: of this range, by micro-batch of a window. Throws IoError.
+  virtual storage::FlatBuffer* pack(storage::FlatBuffer* gradients, std::int64_t numel, std::vector<SentErrors>& errors,
+                                    std::size_t micro_batch) = 0;
   /// False: it is the caller's.
   virtual bool release(storage::FlatBuffer* sent) = 0;
   /// As Passes::reduce(), of gradients from `from` on in each slice, where `args.slices` are as sent.
@@ -46,9 +50,7 @@ class GradientWire {
   virtual void forget_errors() {}
 };
 
-/// `largest_numel`: most gradients that are packed at once.
 std::unique_ptr<GradientWire> make_gradient_wire(const ShardedModel& model, storage::Ledger& ledger,
-                                                 const std::optional<Wire>& form, std::int64_t largest_numel,
-                                                 bool overlap);
+                                                 const std::optional<Wire>& form, bool overlap);
 
 }  // namespace zero::sharding

@@ -10,14 +10,13 @@
 #include "sharding/buffer_pool.h"
 #include "sharding/unit_gatherer.h"
 #include "sharding/unit_window.h"
+#include "sharding/widened.h"
 
 namespace zero::sharding {
 namespace {
 
 using optim::StateFormat;
 using storage::FlatBuffer;
-
-constexpr std::int64_t kChunkNumel = 16 * 1024;  ///< widened at once: stays in a core's cache
 
 /// Units whose shards have a second form in few bits, made of them when they are published, which is what other ranks
 /// fetch. This rank's own part comes from there, too, so that all ranks compute with the same values. What is not
@@ -30,7 +29,6 @@ class QuantizedGatherer final : public UnitGatherer {
         form_(form),
         exact_(make_window_gatherer(model, ledger, resident)),
         places_(model.units.size()),
-        wide_(kChunkNumel),
         pool_(ledger, MemoryKind::kGather,
               [this, &ledger](auto numel) {
                 return model_.home.make_private(ledger, MemoryKind::kGather, model_.param_dtype, numel);
@@ -67,8 +65,7 @@ class QuantizedGatherer final : public UnitGatherer {
 
   void* gather(int unit, std::string_view for_what) override {
     Place& place = places_[unit];
-    place.is_quantized = is_quantized(unit);
-    if (!place.is_quantized) return exact_->gather(unit, for_what);
+    if (!place.has_codes) return exact_->gather(unit, for_what);
     place.whole = pool_.take(model_.units[unit].numel);
     try {
       fetch(unit, for_what);
@@ -80,7 +77,7 @@ class QuantizedGatherer final : public UnitGatherer {
   }
   double wait(int unit) override {
     Place& place = places_[unit];
-    if (!place.is_quantized) return exact_->wait(unit);
+    if (!place.has_codes) return exact_->wait(unit);
     place.work.wait();
     const double seconds = std::exchange(place.work, {}).moving_seconds(), begin = base::seconds_now();
     widen(*place.coming, *place.whole, model_.units[unit].numel);
@@ -89,22 +86,24 @@ class QuantizedGatherer final : public UnitGatherer {
   }
   void drop(int unit) override {
     Place& place = places_[unit];
-    if (!place.is_quantized) return exact_->drop(unit);
+    if (!place.has_codes) return exact_->drop(unit);
     pool_.give_back(std::exchange(place.whole, nullptr));
   }
-  void make_exact(int unit) override {
+  Moved make_exact(int unit) override {
     Place& place = places_[unit];
-    if (!place.is_quantized) return;
+    if (!place.has_codes) return {};
     void* const values = exact_->gather(unit, "(scope)");
     exact_->wait(unit);
     model_.passes->copy(place.whole->data(), values,
                         static_cast<std::size_t>(model_.units[unit].numel) * element_nbytes(model_.param_dtype));
     exact_->drop(unit);
+    return exact_->moved(unit);
   }
-  void end_exact(int unit) override {
-    if (!places_[unit].is_quantized) return;
+  Moved end_exact(int unit) override {
+    if (!places_[unit].has_codes) return {};
     fetch(unit, "(end of a scope)");
     wait(unit);
+    return moved(unit);
   }
 
   void publish(bool frozen_too) override {
@@ -118,21 +117,22 @@ class QuantizedGatherer final : public UnitGatherer {
     window_->publish();
   }
   bool one_sided() const override { return exact_->one_sided() && window_->one_sided(); }
-  Moved moved(int unit) const override { return exact_->moved(unit); }
+  Moved moved(int unit) const override {
+    Moved moved = exact_->moved(unit);
+    if (places_[unit].has_codes) moved.received_nbytes = nbytes_of(moved.received_numel);
+    return moved;
+  }
 
  private:
   struct Place {
-    bool has_codes = false;
+    bool has_codes = false;       ///< the unit is quantised, also if it is trained later: when depends on the ranks
     FlatBuffer codes;             ///< of this rank's shard
-    bool is_quantized = false;    ///< the unit as it is gathered now
     FlatBuffer* whole = nullptr;  ///< while gathering or gathered
     FlatBuffer* coming = nullptr;
     Work work;
   };
 
   std::int64_t nbytes_of(std::int64_t numel) const { return optim::nbytes_of(form_.format, numel); }
-  /// Also of a unit that is trained later: from when on depends on the number of ranks.
-  bool is_quantized(int unit) const { return places_[unit].has_codes; }
 
   void fetch(int unit, std::string_view for_what) {
     Place& place = places_[unit];
@@ -163,28 +163,23 @@ class QuantizedGatherer final : public UnitGatherer {
     for (std::size_t u = 0; u < places_.size(); ++u) {
       const int index = static_cast<int>(u);
       const FlatBuffer& codes = places_[u].codes;
-      if (codes.empty() || !is_quantized(index) || !(model_.units[u].trainable || frozen_too)) continue;
+      if (codes.empty() || !(model_.units[u].trainable || frozen_too)) continue;
       const Range shard = model_.shard_of(index);
       shards().for_each(index, shard, kChunkNumel, offload::ShardStore::Access::kRead, offload::kAllColumns,
                         [&](Range piece, std::span<void* const> memory) {
                           void* const out = codes.data_at(nbytes_of(piece.begin - shard.begin));
-                          kernels_.narrow_state(form_.format, widened(memory[0], piece.numel()), out, piece.numel());
+                          const float* const values = wide_.of(memory[0], model_.param_dtype, piece.numel());
+                          kernels_.narrow_state(form_.format, values, out, piece.numel());
                         });
     }
   }
-  const float* widened(const void* low, std::int64_t numel) {
-    if (model_.param_dtype == DType::kFloat32) return static_cast<const float*>(low);
-    kernels_.widen_state(optim::format_of(model_.param_dtype), low, wide_.data(), numel);
-    return wide_.data();
-  }
-
   ShardedModel& model_;
   const int process_ = ::getpid();
   const GatherForm form_;
   const optim::Kernels& kernels_ = optim::kernels();
   const std::unique_ptr<UnitGatherer> exact_;
   std::vector<Place> places_;  ///< by unit
-  std::vector<float> wide_;
+  Widened wide_;
   std::shared_ptr<comm::ShardWindow> window_;
   BufferPool pool_, codes_pool_;
 };

@@ -8,7 +8,7 @@
 
 #include "offload/disk_store.h"
 #include "offload/shard_store.h"
-#include "optim/state_format.h"
+#include "sharding/plan/sharding_plan.h"
 #include "sharding/sharded_model.h"
 
 namespace zero::sharding {
@@ -27,9 +27,23 @@ class UnitGatherer {
   virtual double wait(int unit) = 0;
   /// Nobody reads it any more. It is whole.
   virtual void drop(int unit) = 0;
+  /// Elements that a gather of the unit moves, as the communication report counts them.
+  struct Moved {
+    std::int64_t received_numel = 0;   ///< from other ranks
+    std::int64_t copied_numel = 0;     ///< from this rank's shard
+    std::int64_t received_nbytes = 0;  ///< as they are sent
+  };
+  virtual Moved moved(int unit) const = 0;
+
   /// A whole unit gets the very values of its shards until end_exact(): a gatherer may round what it moves.
-  virtual void make_exact(int unit) { (void)unit; }
-  virtual void end_exact(int unit) { (void)unit; }
+  virtual Moved make_exact(int unit) {
+    (void)unit;
+    return {};
+  }
+  virtual Moved end_exact(int unit) {
+    (void)unit;
+    return {};
+  }
   /// Moves on what is under way.
   virtual void progress() {}
 
@@ -41,12 +55,6 @@ class UnitGatherer {
 
   /// False if gathers are calls that all ranks make in the same order, as comm::ShardWindow::one_sided().
   virtual bool one_sided() const { return true; }
-  /// Elements that a gather of the unit moves, as the communication report counts them.
-  struct Moved {
-    std::int64_t received_numel = 0;  ///< from other ranks
-    std::int64_t copied_numel = 0;    ///< from this rank's shard
-  };
-  virtual Moved moved(int unit) const = 0;
 };
 
 /// What shards of parameters are kept in.
@@ -57,12 +65,6 @@ inline offload::StoreColumn parameter_column(const ShardedModel& model) {
 /// Of shards in memory, whose other ranks' parts a comm::ShardWindow fetches. *Collective.*
 std::unique_ptr<UnitGatherer> make_window_gatherer(ShardedModel& model, storage::Ledger& ledger,
                                                    const std::vector<bool>& resident);
-
-/// In which form units are gathered.
-struct GatherForm {
-  optim::StateFormat format = optim::StateFormat::kDynamic8;
-  bool of_trained = true;  ///< false: of those only that are not trained at first
-};
 
 /// As make_window_gatherer(), of values that are quantised. *Collective.*
 std::unique_ptr<UnitGatherer> make_quantized_gatherer(ShardedModel& model, storage::Ledger& ledger,

@@ -59,7 +59,8 @@ class WindowGatherer final : public UnitGatherer {
   bool one_sided() const override { return window_->one_sided(); }
   Moved moved(int unit) const override {
     const std::int64_t own = model_.shard_of(unit).numel();
-    return {model_.units[unit].numel - own, own};
+    const std::int64_t received = model_.units[unit].numel - own;
+    return {received, own, received * static_cast<std::int64_t>(element_nbytes(model_.param_dtype))};
   }
 
  private:

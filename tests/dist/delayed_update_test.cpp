@@ -4,7 +4,6 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <torch/nn/modules/linear.h>
 #include <cerrno>
 
 #include <algorithm>
@@ -19,6 +18,7 @@
 #include "engine/offload_files.h"
 #include "io/file_system.h"
 #include "support/bits.h"
+#include "support/deep_net.h"
 #include "support/engine_hash.h"
 #include "support/errors.h"
 #include "support/spawn.h"
@@ -28,20 +28,7 @@
 namespace zero::testing::delayed_update_test {
 namespace {
 
-/// Layers of odd sizes, in units of their own.
-struct NetImpl : torch::nn::Module {
-  NetImpl() {
-    constexpr int kSizes[] = {24, 61, 130, 37, 24};
-    for (int i = 0; i < 4; ++i)
-      layers.push_back(register_module(fmt::format("layer{}", i), torch::nn::Linear(kSizes[i], kSizes[i + 1])));
-  }
-  at::Tensor forward(at::Tensor x) {
-    for (auto& layer : layers) x = at::tanh(layer(x));
-    return x;
-  }
-  std::vector<torch::nn::Linear> layers;
-};
-TORCH_MODULE(Net);
+using Net = DeepNet;
 using NetEngine = ModuleEngine<Net>;
 
 struct Setting {
@@ -190,10 +177,6 @@ class ByHand {
   NetEngine ahead_;
   Net seen_;
 };
-
-const std::string kFp32 = R"("fp16": {"enabled": false})";
-const std::string kBf16 = R"("bf16": {"enabled": true})";
-const std::string kFp16 = R"("fp16": {"enabled": true, "initial_scale_power": 10, "loss_scale_window": 3})";
 
 std::vector<Setting> settings_of(const std::string& folder) {
   std::vector<Setting> all;

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/dropout.h>
-#include <torch/nn/modules/linear.h>
 
 #include <algorithm>
 #include <cmath>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "support/bits.h"
+#include "support/deep_net.h"
 #include "support/engine_hash.h"
 #include "support/errors.h"
 #include "support/odd_model.h"
@@ -24,27 +24,10 @@
 namespace zero::testing::local_steps_test {
 namespace {
 
-/// Layers of odd sizes; a frozen one.
-struct NetImpl : torch::nn::Module {
-  explicit NetImpl(std::int64_t width) {
-    const std::int64_t sizes[] = {24, 61, width, 37, 24};
-    for (int i = 0; i < 4; ++i)
-      layers.push_back(register_module(fmt::format("layer{}", i), torch::nn::Linear(sizes[i], sizes[i + 1])));
-    for (at::Tensor& parameter : layers[2]->parameters()) parameter.requires_grad_(false);
-  }
-  at::Tensor forward(at::Tensor x) {
-    for (auto& layer : layers) x = at::tanh(layer(x));
-    return x;
-  }
-  std::vector<torch::nn::Linear> layers;
-};
-TORCH_MODULE(Net);
+using Net = DeepNet;
 using NetEngine = ModuleEngine<Net>;
 
 constexpr double kLr = 0.7, kMomentum = 0.9;
-constexpr const char* kBf16 = R"("bf16": {"enabled": true})";
-constexpr const char* kFp32 = R"("fp16": {"enabled": false})";
-constexpr const char* kFp16 = R"("fp16": {"enabled": true, "initial_scale_power": 10, "loss_scale_window": 3})";
 
 struct Setting {
   int islands = 2;
@@ -75,10 +58,17 @@ struct Setting {
   }
 };
 
+/// With a frozen layer.
+Net make_net(std::int64_t width) {
+  Net net(width);
+  for (at::Tensor& parameter : net->layers[2]->parameters()) parameter.requires_grad_(false);
+  return net;
+}
+
 NetEngine make_engine(const Group& group, const Setting& setting) {
   at::set_num_threads(1);
   at::manual_seed(3 + group.rank());  // the first rank's values are those of all islands
-  return initialize(Net(setting.width), Config::from_text(setting.json()), {.group = group});
+  return initialize(make_net(setting.width), Config::from_text(setting.json()), {.group = group});
 }
 
 /// Of micro-batch `index` of the whole run; some of the second island overflow fp16.
@@ -176,7 +166,7 @@ void compare(const Group& group, const Setting& setting, int steps) {
 std::vector<Setting> settings_of(int islands, std::int64_t ranks_per_island) {
   std::vector<Setting> all;
   for (int stage = 0; stage <= 3; ++stage) {
-    for (const char* precision : {kFp32, kBf16, kFp16}) {
+    for (const std::string& precision : {kFp32, kBf16, kFp16}) {
       const bool copying = stage != 3 || precision == kFp32;
       all.push_back({.islands = islands,
                      .stage = stage,
@@ -390,7 +380,7 @@ TEST(LocalSteps, AFrozenLayerOnOneIslandIsAnErrorOnAll) {
 TEST(LocalSteps, EvaluationNeedsNoIslands) {
   expect_all_ok(spawn(2, [](Group group) {
     at::set_num_threads(1);
-    auto engine = initialize(Net(130), Config::from_text(Setting{.ranks_per_island = 1}.json()),
+    auto engine = initialize(make_net(130), Config::from_text(Setting{.ranks_per_island = 1}.json()),
                              {.group = group, .evaluation_only = true});
     EXPECT_EQ(engine.world_size(), 2);
   }));

@@ -4,7 +4,6 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <torch/nn/modules/linear.h>
 
 #include <map>
 #include <optional>
@@ -13,6 +12,7 @@
 
 #include "optim/kernels.h"
 #include "support/bits.h"
+#include "support/deep_net.h"
 #include "support/engine_hash.h"
 #include "support/errors.h"
 #include "support/spawn.h"
@@ -26,25 +26,8 @@ using optim::StateFormat;
 
 constexpr std::int64_t kMicroBatches = 12;
 
-/// Layers of odd sizes, in units of their own.
-struct NetImpl : torch::nn::Module {
-  NetImpl() {
-    constexpr int kSizes[] = {24, 61, 130, 37, 24};
-    for (int i = 0; i < 4; ++i)
-      layers.push_back(register_module(fmt::format("layer{}", i), torch::nn::Linear(kSizes[i], kSizes[i + 1])));
-  }
-  at::Tensor forward(at::Tensor x) {
-    for (auto& layer : layers) x = at::tanh(layer(x));
-    return x;
-  }
-  std::vector<torch::nn::Linear> layers;
-};
-TORCH_MODULE(Net);
+using Net = DeepNet;
 using NetEngine = ModuleEngine<Net>;
-
-const std::string kFp32 = R"("fp16": {"enabled": false})";
-const std::string kBf16 = R"("bf16": {"enabled": true})";
-const std::string kFp16 = R"("fp16": {"enabled": true, "initial_scale_power": 10, "loss_scale_window": 3})";
 
 struct Setting {
   int stage = 3;
@@ -396,6 +379,44 @@ TEST(QuantizedErrors, AreCountedAcrossBlocksThatAreNotFinite) {
     EXPECT_EQ(engine.skipped_steps(), 1);
     EXPECT_TRUE(std::isfinite(engine.grad_norm()));
   }));
+}
+
+TEST(QuantizedReport, CountsBytesAsTheyAreSent) {
+  expect_all_ok(spawn(2, [](Group group) {
+    const auto received = [&](const Setting& setting) {
+      auto engine = make_engine(group, setting);
+      train(engine, 2);
+      CommunicationReport report = engine.communication_report();
+      report.received_nbytes -= report.control_nbytes;
+      return report;
+    };
+    const CommunicationReport plain = received({.own = R"(, "store": "copying")"}),
+                              weights = received({.weights = StateFormat::kDynamic8}),
+                              gradients = received({.stage = 2, .gradients = StateFormat::kLinear4});
+    EXPECT_EQ(plain.received_nbytes, 4 * (plain.gathered_numel + plain.reduced_numel));
+    EXPECT_EQ(weights.gathered_numel, plain.gathered_numel);
+    EXPECT_EQ(weights.received_nbytes, weights.gathered_numel / 64 * 68 + 4 * weights.reduced_numel);
+    EXPECT_EQ(gradients.received_nbytes, gradients.reduced_numel / 64 * 36 + 4 * gradients.published_numel);
+    EXPECT_GT(gradients.reduced_numel, 0);
+  }));
+}
+
+/// What was lost before still counts when a layer joins those that are trained.
+TEST(QuantizedErrors, OutliveNewBuckets) {
+  const auto losses = [](const Group& group, bool unfreezes) {
+    Net net = make_net();
+    for (at::Tensor& parameter : net->layers[3]->parameters()) parameter.requires_grad_(false);
+    const Setting setting{.stage = 2, .gradients = StateFormat::kLinear4, .loco = R"({"err_beta": 0.8, "reset_T": 2})"};
+    auto engine = initialize(net, Config::from_text(setting.json()), {.group = group});
+    train(engine, 3);
+    for (at::Tensor& parameter : net->layers[3]->parameters()) parameter.requires_grad_(unfreezes);
+    train(engine, 3);
+    return std::pair{hash_of_seen(engine), hash_of(engine)};
+  };
+  const auto want = losses(Group(), true);
+  EXPECT_NE(losses(Group(), false), want);
+  for (const int ranks : {2, 4})
+    expect_all_ok(spawn(ranks, [&](Group group) { EXPECT_EQ(losses(group, true), want); }));
 }
 
 TEST(Hpz, IsOneCopyPerHost) {

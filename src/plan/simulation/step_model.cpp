@@ -7,15 +7,6 @@
 namespace zero::plan {
 namespace {
 
-std::vector<int> unit_of_parameter(const ShardingPlan& shards) {
-  std::vector<int> unit_of(shards.parameter_count(), -1);
-  for (std::size_t u = 0; u < shards.units.size(); ++u) {
-    for (const auto& slot : shards.units[u].slots)
-      unit_of[static_cast<std::size_t>(slot.parameter)] = static_cast<int>(u);
-  }
-  return unit_of;
-}
-
 /// By parameter: the operator that uses it first, the last one that backward reaches.
 std::vector<std::size_t> first_uses(const std::vector<Use>& uses, std::size_t parameters) {
   std::vector<std::size_t> first(parameters, 0);
@@ -47,7 +38,7 @@ StepModel step_model(const ModelShape& model, const Config& config, const Cluste
   StepModel step{.shards = shards, .buckets = sharding::gradient_buckets(shards)};
   const sharding::Workload work = workload_of(model, config);
   step.micro_batches = std::max<std::int64_t>(1, work.micro_batches);
-  const std::vector<int> unit_of = unit_of_parameter(shards);
+  const std::vector<int> unit_of = shards.unit_of_parameter();
   const std::vector<OperatorParts> parts = operator_parts(model, work.uses);
   const double seconds =
       micro_batch_seconds > 0 ? micro_batch_seconds : plan.times.compute / static_cast<double>(step.micro_batches);

@@ -8,17 +8,11 @@ namespace {
 
 constexpr int kForward = 0, kBackward = 1;
 
-std::vector<std::int64_t> unit_numels(const ShardingPlan& shards) {
-  std::vector<std::int64_t> numels;
-  for (const auto& unit : shards.units) numels.push_back(unit.numel);
-  return numels;
-}
-
 }  // namespace
 
 StepWriter::StepWriter(const StepModel& model)
     : model_(model),
-      gathers_(unit_numels(model.shards), model.shards.resident, model.gather_limits),
+      gathers_(model.shards.unit_numels(), model.shards.resident, model.gather_limits),
       buckets_(model.buckets.parameters, static_cast<int>(model.buckets.places.size())) {
   for (std::size_t u = 0; u < model.shards.units.size(); ++u) {
     if (!model.shards.resident[u]) largest_numel_ = std::max(largest_numel_, model.shards.units[u].numel);

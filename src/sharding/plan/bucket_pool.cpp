@@ -90,9 +90,7 @@ std::int64_t bucket_pool_numel(const ShardingPlan& shards, const Workload& work)
   if (sum / shards.bucket_numel > kMostBuckets)
     return std::min(sum, layout::bucket_pool_limit(shards.bucket_numel, /*overlap=*/true));
   const GradientBuckets buckets = gradient_buckets(shards);
-  std::int64_t largest = 0;
-  for (const std::int64_t numel : buckets.numel) largest = std::max(largest, numel);
-  const std::int64_t limit = layout::bucket_pool_limit(largest, shards.overlap);
+  const std::int64_t limit = layout::bucket_pool_limit(largest_bucket(shards), shards.overlap);
   const auto first_numel = [&](int p) {
     const auto& places = buckets.places[static_cast<std::size_t>(p)];
     return places.empty() ? 0 : buckets.numel[static_cast<std::size_t>(places.front().bucket)];

@@ -153,6 +153,9 @@ GatherUse gather_use(const ShardingPlan& shards, const Workload& work, const Con
 /// bound where reductions overlap backward.
 std::int64_t bucket_pool_numel(const ShardingPlan& shards, const Workload& work);
 
+/// Elements of the largest bucket.
+std::int64_t largest_bucket(const ShardingPlan& shards);
+
 /// Most elements of one bucket that `rank` owns.
 std::int64_t largest_piece(const ShardingPlan& shards, int rank);
 

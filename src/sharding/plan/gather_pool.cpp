@@ -13,18 +13,12 @@ constexpr int kForward = 0, kBackward = 1;
 constexpr int kSteps = 4;
 constexpr std::int64_t kMostMicroBatches = 3;
 
-std::vector<std::int64_t> unit_numels(const ShardingPlan& shards) {
-  std::vector<std::int64_t> numels;
-  for (const auto& unit : shards.units) numels.push_back(unit.numel);
-  return numels;
-}
-
 /// Carries out the copying store's schedule without memory.
 class GatherPool {
  public:
   GatherPool(const ShardingPlan& shards, const Config& config)
       : shards_(shards),
-        schedule_(unit_numels(shards), shards.resident,
+        schedule_(shards.unit_numels(), shards.resident,
                   {.max_live_numel = config.zero_optimization.stage3_max_live_parameters,
                    .max_reuse_numel = config.zero_optimization.stage3_max_reuse_distance,
                    .window_numel = shards.prefetch_numel}),
@@ -70,17 +64,9 @@ class GatherPool {
   std::int64_t gathered_numel_ = 0, gathered_nbytes_ = 0;
 };
 
-std::vector<int> unit_of_parameter(const ShardingPlan& shards) {
-  std::vector<int> unit_of(shards.parameter_count(), -1);
-  for (std::size_t u = 0; u < shards.units.size(); ++u) {
-    for (const auto& slot : shards.units[u].slots) unit_of[slot.parameter] = static_cast<int>(u);
-  }
-  return unit_of;
-}
-
 /// Units of an operator's parameters, in the order of its arguments.
 std::vector<std::vector<int>> operators(const Workload& work, const ShardingPlan& shards, int phase) {
-  const std::vector<int> unit_of = unit_of_parameter(shards);
+  const std::vector<int> unit_of = shards.unit_of_parameter();
   std::vector<std::vector<int>> result;
   for (const plan::Use& use : work.uses) {
     if (phase == kBackward && !use.in_backward) continue;

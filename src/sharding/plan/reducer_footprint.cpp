@@ -63,25 +63,24 @@ void declare_sums(Footprint& out, std::int64_t micro_batches) {
 void declare_wire(Footprint& out, std::int64_t micro_batches) {
   const ShardingPlan& shards = out.shards();
   if (!shards.gradient_wire) return;
-  std::int64_t largest = 0, numel = 0;
-  for (const auto& unit : shards.units) {
-    if (!unit.trainable) continue;
-    numel += unit.numel;
-    if (shards.padded_numel() / shards.bucket_numel > kMostBuckets) {
-      largest = std::max(largest, std::min(unit.numel, shards.bucket_numel));
-      continue;
-    }
-    for (const Range bucket : layout::bucket_ranges(unit.numel, shards.bucket_numel))
-      largest = std::max(largest, bucket.numel());
-  }
   const bool in_flight = shards.overlap && shards.world_size > 1;
   out.reach(MemoryKind::kBuckets, shards.memory_tier(),
-            layout::bucket_pool_limit(shards.sent_gradient_nbytes(largest), in_flight));
-  if (shards.gradient_wire->feedback)
-    out.reach(MemoryKind::kGradients, shards.memory_tier(), micro_batches * optim::nbytes_of(kErrorFormat, numel));
+            layout::bucket_pool_limit(shards.sent_gradient_nbytes(largest_bucket(shards)), in_flight));
+  if (shards.gradient_wire->feedback) {
+    out.reach(MemoryKind::kGradients, shards.memory_tier(),
+              micro_batches * optim::nbytes_of(kErrorFormat, shards.padded_numel(/*trainable_only=*/true)));
+  }
 }
 
 }  // namespace
+
+std::int64_t largest_bucket(const ShardingPlan& shards) {
+  std::int64_t largest = 0;
+  for (const auto& unit : shards.units) {
+    if (unit.trainable) largest = std::max(largest, layout::bucket_step(unit.numel, shards.bucket_numel));
+  }
+  return largest;
+}
 
 std::int64_t largest_piece(const ShardingPlan& shards, int rank) {
   if (shards.padded_numel() / shards.bucket_numel > kMostBuckets) return largest_piece_bound(shards);

@@ -31,7 +31,7 @@ using OffloadDevice = Config::OffloadDevice;
 bool use_node_shared(const Config& config, const Ranks& ranks, const ShardingPlan& shards) {
   using Store = Config::Zerotorch::Store;
   if (config.zero_optimization.zero_hpz_partition_size > 1) return shards.world_size > 1;
-  if (shards.weight_wire) return false;
+  if (shards.gather_form) return false;
   const auto wanted = config.zerotorch.store;
   if (wanted != Store::kAuto) return wanted == Store::kNodeShared;
   if (!ranks.module_on_cpu || shards.world_size == 1 || !shards.sharding.parameters) return false;
@@ -47,7 +47,7 @@ bool stays_whole(const Config& config, const Ranks& ranks, const ShardingPlan& s
   if (!shards.sharding.parameters) return true;
   const auto& zero = config.zero_optimization;
   // What is gathered is rounded, so that one rank gathers as well.
-  if (shards.world_size > 1 || zero.offload_param.device == OffloadDevice::kNvme || shards.weight_wire) return false;
+  if (shards.world_size > 1 || zero.offload_param.device == OffloadDevice::kNvme || shards.gather_form) return false;
   const bool in_host_memory = zero.cpu_offload_param || zero.offload_param.device != OffloadDevice::kNone;
   return ranks.module_on_cpu || !ranks.on_cpu || !in_host_memory;
 }
@@ -164,9 +164,8 @@ void choose_wires(const Config& config, ShardingPlan& shards) {
   constexpr double kDecay = 0.8;
   constexpr std::int64_t kResetWindows = 1024;
   const auto& zero = config.zero_optimization;
-  shards.quantizes_trained = zero.zero_quantized_weights;
   if (zero.zero_quantized_weights || zero.zero_quantized_nontrainable_weights)
-    shards.weight_wire = Wire{.format = format_of(config.zerotorch.weight_quantization)};
+    shards.gather_form = {format_of(config.zerotorch.weight_quantization), zero.zero_quantized_weights};
   if (!zero.zero_quantized_gradients) return;
   shards.gradient_wire = Wire{.format = format_of(config.zerotorch.gradient_quantization)};
   const auto& loco = zero.zeropp_loco_param;
@@ -199,6 +198,20 @@ std::size_t ShardingPlan::parameter_count() const {
   std::size_t count = 0;
   for (const auto& unit : units) count += unit.slots.size();
   return count;
+}
+
+std::vector<int> ShardingPlan::unit_of_parameter() const {
+  std::vector<int> unit_of(parameter_count(), -1);
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    for (const auto& slot : units[u].slots) unit_of[static_cast<std::size_t>(slot.parameter)] = static_cast<int>(u);
+  }
+  return unit_of;
+}
+
+std::vector<std::int64_t> ShardingPlan::unit_numels() const {
+  std::vector<std::int64_t> numels;
+  for (const auto& unit : units) numels.push_back(unit.numel);
+  return numels;
 }
 
 std::int64_t ShardingPlan::padded_numel(bool trainable_only) const {

@@ -33,7 +33,7 @@ struct Ranks {
 /// name another way, and where it names NCCL.
 bool wants_nccl(const Config& config, int hosts);
 
-/// The quantised form in which values travel between ranks.
+/// The quantised form in which gradients travel between ranks.
 struct Wire {
   optim::StateFormat format = optim::StateFormat::kDynamic8;
   /// What values lose is added to the next ones.
@@ -42,6 +42,11 @@ struct Wire {
     std::int64_t reset_windows = 1;  ///< accumulation windows after which errors are forgotten
   };
   std::optional<Feedback> feedback = {};
+};
+/// In which form units are gathered.
+struct GatherForm {
+  optim::StateFormat format = optim::StateFormat::kDynamic8;
+  bool of_trained = true;  ///< false: of those only that are not trained at first
 };
 /// What errors are kept in.
 inline constexpr optim::StateFormat kErrorFormat = optim::StateFormat::kDynamic8;
@@ -55,8 +60,7 @@ struct ShardingPlan {
   DType gradient_dtype = DType::kFloat32;  ///< what gradients travel in
   DType sum_dtype = DType::kFloat32;       ///< they are added in
   std::optional<Wire> gradient_wire;       ///< not given: they are sent as they are
-  std::optional<Wire> weight_wire;         ///< the same of gathered units
-  bool quantizes_trained = false;          ///< weight_wire is of units that are trained, too
+  std::optional<GatherForm> gather_form;   ///< not given: units are gathered as they are
   /// Of one rank whose window is one micro-batch: a sum is a gradient itself, and kept in the dtype of gradients, into
   /// which these come straight, or consumed where it is.
   bool sums_are_gradients = false;
@@ -102,8 +106,8 @@ struct ShardingPlan {
   }
   /// The form in which a unit is gathered.
   std::optional<optim::StateFormat> gathered_format(std::size_t unit) const {
-    const bool is_quantized = weight_wire && !resident[unit] && (quantizes_trained || !units[unit].trainable);
-    return is_quantized ? std::optional(weight_wire->format) : std::nullopt;
+    const bool is_quantized = gather_form && !resident[unit] && (gather_form->of_trained || !units[unit].trainable);
+    return is_quantized ? std::optional(gather_form->format) : std::nullopt;
   }
   /// Bytes of the optimizer's states of `range`, which begins and ends where shards may; and of their values
   /// in fp32.
@@ -112,6 +116,8 @@ struct ShardingPlan {
   /// Of whole tensors' states, of those that the rank changes.
   std::int64_t whole_state_nbytes_of(int rank) const;
   std::size_t parameter_count() const;
+  std::vector<int> unit_of_parameter() const;     ///< by parameter
+  std::vector<std::int64_t> unit_numels() const;  ///< by unit
   /// Where shards, sums and states are that are in memory.
   layout::Tier memory_tier() const {
     return place.parameters.is_on_disk() ? layout::Tier::kHost : place.parameters.tier;
