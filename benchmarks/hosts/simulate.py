@@ -21,19 +21,20 @@ import sys
 import tempfile
 from typing import Any
 
+from measure import bits_per_second
+
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 RATES = "10gbit,1gbit,100mbit"
 MODES = "stage1-default,stage2-default,stage3-default-copying,stage3-default-shared"
 PAYLOAD = 1448 / 1514  # of an Ethernet frame, the bytes that TCP carries
-UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 def nbytes_per_second(rate: str) -> float:
-    for unit, bits in UNITS.items():
-        if rate.endswith(unit):
-            return float(rate.removesuffix(unit)) * bits / 8 * PAYLOAD
-    raise SystemExit(f"simulate.py: --rates: got '{rate}', want rates such as 1gbit")
+    bits = bits_per_second(rate)
+    if bits is None:
+        raise SystemExit(f"simulate.py: --rates: got '{rate}', want rates such as 1gbit")
+    return bits / 8 * PAYLOAD
 
 
 def measure(args: argparse.Namespace, rate: str, modes: list[str]) -> dict[str, dict[str, Any]]:

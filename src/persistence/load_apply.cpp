@@ -9,6 +9,8 @@ namespace zero::persistence {
 namespace {
 
 using engine::MicroBatchRandom;
+
+/// Of the open window, those that are over.
 std::int64_t window_micro_batches_of_rank(const Engine::Impl& impl) {
   return impl.accumulation.window_micro_batches() / impl.groups.data_parallel.size();
 }
