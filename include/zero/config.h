@@ -428,6 +428,10 @@ struct Config {
     Quantization weight_quantization = Quantization::kDynamic8;
     /// Of zero_quantized_gradients.
     Quantization gradient_quantization = Quantization::kLinear4;
+    /// On the CPU: gradients of each block of so many consecutive ranks are added before these sums are. Where a block
+    /// is a host's ranks, they send one sum to another host, not a gradient each. Ranks are a multiple of it; 0 or 1:
+    /// all gradients one after the other.
+    std::int64_t hierarchical_reduce = 0;
     /// How products of 16-bit parameters and activations are computed on the CPU (zero/cpu_products.h). auto: in fp32
     /// where the processor has no instructions for the dtype; rank 0's choice holds for all. For the whole process
     /// while the engine lives. With fp32 parameters: products under autocast.

@@ -72,6 +72,7 @@ struct Call {
 
 class ExchangeBoard;
 class ShardWindow;
+struct HostSums;
 struct ParcelTable;
 /// As ExchangeBoard::Sink.
 using BoardSink = std::function<void(int parcel, std::span<const void* const> slices)>;
@@ -258,7 +259,8 @@ class Backend : public std::enable_shared_from_this<Backend> {
   virtual void throw_if_failed() const = 0;
 
   /// *Collective.* A board of `parcels`, already compared between ranks.
-  virtual std::shared_ptr<ExchangeBoard> make_board(std::shared_ptr<const ParcelTable> parcels, BoardSink sink) = 0;
+  virtual std::shared_ptr<ExchangeBoard> make_board(std::shared_ptr<const ParcelTable> parcels, BoardSink sink,
+                                                    HostSums sums) = 0;
   /// *Collective.* A window of `parcels`, already compared between ranks. Null if a fetch has to be a call on all
   /// ranks.
   virtual std::shared_ptr<ShardWindow> make_window(std::shared_ptr<const ParcelTable> parcels,

@@ -160,7 +160,8 @@ class SelfBackend final : public Backend {
   void throw_if_failed() const override {
     if (!failure_.empty()) throw CommError(failure_);
   }
-  std::shared_ptr<ExchangeBoard> make_board(std::shared_ptr<const ParcelTable> parcels, BoardSink sink) override {
+  std::shared_ptr<ExchangeBoard> make_board(std::shared_ptr<const ParcelTable> parcels, BoardSink sink,
+                                            HostSums) override {
     return std::make_shared<SelfBoard>(shared_from_this(), std::move(parcels), std::move(sink));
   }
   std::shared_ptr<ShardWindow> make_window(std::shared_ptr<const ParcelTable> parcels,

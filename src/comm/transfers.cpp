@@ -73,13 +73,14 @@ Blocker BoardWork::blocker() const {
   return blocker;
 }
 
-HostedBoard::HostedBoard(std::shared_ptr<Backend> backend, std::shared_ptr<const ParcelTable> table, BoardSink sink)
+HostedBoard::HostedBoard(std::shared_ptr<Backend> backend, std::shared_ptr<const ParcelTable> table, BoardSink sink,
+                         int slices)
     : backend_(std::move(backend)),
       table_(std::move(table)),
       sink_(std::move(sink)),
       works_(table_->size()),
       posts_(table_->size()),
-      slices_(static_cast<std::size_t>(backend_->size())),
+      slices_(static_cast<std::size_t>(slices)),
       pid_(::getpid()),
       exceptions_at_start_(std::uncaught_exceptions()) {
   under_way_.reserve(table_->size());
@@ -129,7 +130,7 @@ Work HostedBoard::post(int parcel, const void* in) {
   work.peers_seen = 0;
   work.consumed = false;
   work.arrived_ns_ = 0;
-  count_exchange(*backend_, *table_, parcel);
+  count(parcel);
   if (backend_->call_log()) log_call(work, CollectiveKind::kReduceScatter, *backend_, *table_, parcel);
   enter(work);
   under_way_.push_back(&work);

@@ -83,7 +83,8 @@ class HostedBoard : public ExchangeBoard, public Transfers {
   std::string last_text() const final;
 
  protected:
-  HostedBoard(std::shared_ptr<Backend> backend, std::shared_ptr<const ParcelTable> table, BoardSink sink);
+  /// `slices`: so many the sink gets.
+  HostedBoard(std::shared_ptr<Backend> backend, std::shared_ptr<const ParcelTable> table, BoardSink sink, int slices);
   /// Destructors of boards begin with it: a work that is not complete fails the group.
   void close() noexcept;
 
@@ -103,6 +104,8 @@ class HostedBoard : public ExchangeBoard, public Transfers {
   /// Some peer will never post it, so that nobody reads anybody's input of it.
   virtual bool hopeless(const BoardWork&) const { return false; }
   virtual Blocker blocker_of(const BoardWork& work) const = 0;
+  /// What a post of the parcel moves, in the backend's counters.
+  virtual void count(int parcel) { count_exchange(*backend_, *table_, parcel); }
 
   Backend& backend() const { return *backend_; }
   const ParcelTable& table() const { return *table_; }

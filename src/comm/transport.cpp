@@ -131,6 +131,11 @@ class HostTransport final : public ShardTransport {
                                                      ExchangeBoard::Sink sink) override {
     return comm::make_exchange_board(group_, std::move(label), std::move(parcels), dtype, std::move(sink));
   }
+  std::shared_ptr<ExchangeBoard> make_summing_board(std::string label, std::vector<Parcel> parcels, DType dtype,
+                                                    ExchangeBoard::Sink sink, HostSums sums) override {
+    return comm::make_exchange_board(group_, std::move(label), std::move(parcels), dtype, std::move(sink),
+                                     std::move(sums));
+  }
   std::shared_ptr<ShardWindow> make_shard_window(std::string label, std::vector<Parcel> parcels, DType dtype,
                                                  std::vector<const void*> mine) override {
     return comm::make_shard_window(group_, std::move(label), std::move(parcels), dtype, std::move(mine));
@@ -168,7 +173,7 @@ void move_together(std::span<const Group> groups) {
 }
 
 std::shared_ptr<ExchangeBoard> make_exchange_board(Group& group, std::string label, std::vector<Parcel> parcels,
-                                                   DType dtype, ExchangeBoard::Sink sink) {
+                                                   DType dtype, ExchangeBoard::Sink sink, HostSums sums) {
   constexpr std::string_view kFunction = "make_exchange_board";
   Backend& backend = *GroupAccess::backend(group);
   const auto table = make_table(backend, kFunction, std::move(label), std::move(parcels), dtype);
@@ -177,7 +182,7 @@ std::shared_ptr<ExchangeBoard> make_exchange_board(Group& group, std::string lab
   }
   const BackendGuard guard(*backend.lock());
   agree(backend, "exchange board", *table);
-  return backend.make_board(table, std::move(sink));
+  return backend.make_board(table, std::move(sink), std::move(sums));
 }
 
 std::shared_ptr<ShardWindow> make_shard_window(Group& group, std::string label, std::vector<Parcel> parcels,

@@ -23,6 +23,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "zero/dtype.h"
@@ -60,6 +61,9 @@ class ExchangeBoard {
   /// *Local.* Ranks see of each other that they wait.
   virtual bool sees_waits() const { return false; }
 
+  /// The sink gets a sum of each host (HostSums), not a slice of each rank.
+  virtual bool sums_on_hosts() const { return false; }
+
   /// *Local.* The number of times this rank has posted `parcel`.
   virtual std::int64_t posts(int parcel) const = 0;
 
@@ -69,10 +73,19 @@ class ExchangeBoard {
   virtual bool abandon() { return false; }
 };
 
+/// Sums that the ranks of a host make of what they send to another host: one goes there instead of a slice of each.
+struct HostSums {
+  int ranks = 0;                  ///< of each host, whose ranks follow one another; 0: nothing is added
+  DType dtype = DType::kFloat32;  ///< of sums
+  /// Adds the slices of a host's ranks, in rank order, [numel] each: `sum` is overwritten. Runs like a Sink.
+  std::function<void(std::span<const void* const> slices, std::int64_t numel, void* sum)> add;
+};
+
 /// *Collective.* `parcels` and `dtype` must be the same on all ranks: CommError names the first difference. The board
-/// keeps the group alive. Destroying a board with incomplete work fails the group.
+/// keeps the group alive. Destroying a board with incomplete work fails the group. `sums` are made where the group
+/// sends messages between such hosts: ExchangeBoard::sums_on_hosts().
 std::shared_ptr<ExchangeBoard> make_exchange_board(Group& group, std::string label, std::vector<Parcel> parcels,
-                                                   DType dtype, ExchangeBoard::Sink sink);
+                                                   DType dtype, ExchangeBoard::Sink sink, HostSums sums = {});
 
 /// *Local.* A rank that waits in one of these groups, for a call or a transfer, also moves what is under way in the
 /// others: whom it waits for may wait for it there.
@@ -113,6 +126,12 @@ class ShardTransport {
   /// wait for it: what is before it there may need other ranks, which may wait for this one.
   virtual std::shared_ptr<ExchangeBoard> make_exchange_board(std::string label, std::vector<Parcel> parcels,
                                                              DType dtype, ExchangeBoard::Sink sink) = 0;
+  /// *Collective.* The same, where sums may be made on hosts.
+  virtual std::shared_ptr<ExchangeBoard> make_summing_board(std::string label, std::vector<Parcel> parcels, DType dtype,
+                                                            ExchangeBoard::Sink sink, HostSums sums) {
+    (void)sums;
+    return make_exchange_board(std::move(label), std::move(parcels), dtype, std::move(sink));
+  }
   /// *Collective.* As make_shard_window(). Not where memory is read in place: everyones().
   virtual std::shared_ptr<ShardWindow> make_shard_window(std::string label, std::vector<Parcel> parcels, DType dtype,
                                                          std::vector<const void*> mine) = 0;

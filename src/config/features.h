@@ -124,6 +124,10 @@ inline constexpr Feature kQuantizedGradients{
     [](const Setting& s) { return s.config.zero_optimization.zero_quantized_gradients; }};
 inline constexpr Feature kPlainGradients{"zero_optimization.zero_quantized_gradients", "false",
                                          [](const Setting& s) { return !kQuantizedGradients.is_on(s); }};
+inline constexpr Feature kHierarchicalReduce{
+    "zerotorch.hierarchical_reduce", "above 1",
+    [](const Setting& s) { return s.config.zerotorch.hierarchical_reduce > 1; },
+    [](const Setting& s) { return fmt::format("{}", s.config.zerotorch.hierarchical_reduce); }};
 inline constexpr Feature kErrorFeedback{"zero_optimization.zeropp_loco_param", "given", [](const Setting& s) {
                                           return s.config.zero_optimization.feeds_errors_back();
                                         }};

@@ -88,6 +88,12 @@ constexpr Key kOwnKeys[] = {
      .note = "the same of zero_optimization.zero_quantized_gradients",
      .choices = "dynamic8|linear4",
      .field = field<&Config::zerotorch, &Own::gradient_quantization>},
+    {.path = "zerotorch.hierarchical_reduce",
+     .kind = Kind::kCount,
+     .fallback = "0",
+     .note = "gradients of each block of so many consecutive ranks are added before these sums are. The ranks of a "
+             "host: one sum goes to another host, not a gradient of each rank. 0: one after the other",
+     .field = field<&Config::zerotorch, &Own::hierarchical_reduce>},
     {.path = "zerotorch.cpu_products",
      .kind = Kind::kChoice,
      .fallback = "\"auto\"",

@@ -306,6 +306,7 @@ void make_reducer(Engine::Impl& impl, const sharding::ShardingPlan& shards, bool
       .bucket_numel = shards.bucket_numel,
       .overlap = shards.overlap,
       .wire = shards.gradient_wire,
+      .sum_block = shards.sum_block,
       .disk = disk_of(shards.place.gradients, impl.config, folder, impl.observers),
       .sums_are_gradients = shards.sums_are_gradients && (reads_narrow || shards.gradient_dtype == shards.sum_dtype),
       .copied_by_device = shards.place.states.is_split(),
@@ -552,6 +553,16 @@ std::string wire_description(const sharding::ShardingPlan& shards) {
   return text;
 }
 
+/// Blocks of ranks whose gradients are added first, for the log; empty: there are none.
+std::string blocks_description(const Engine::Impl& impl, const sharding::ShardingPlan& shards) {
+  if (shards.sum_block == 1 || impl.groups.island.size() == shards.sum_block) return {};
+  std::string text = fmt::format("gradients of {} ranks each are added before these sums are", shards.sum_block);
+  if (impl.sharded.reducer->sums_on_hosts()) return text + ", on their hosts";
+  if (!impl.groups.island.single_node())
+    text += "; each rank's go to other hosts, which are not of so many ranks that follow one another";
+  return text;
+}
+
 void log_start(const Engine::Impl& impl, const sharding::ShardingPlan& shards, const std::string& optimizer) {
   if (!impl.groups.is_first()) return;
   for (const auto& notice : impl.config.notices) base::log_info("config: {}", notice);
@@ -574,9 +585,10 @@ void log_start(const Engine::Impl& impl, const sharding::ShardingPlan& shards, c
         "set ranks_per_island, or remove the section");
   }
   for (const std::string& line :
-       {wire_description(shards), local_steps ? local_steps->description() : std::string(),
-        impl.sharded.store->disk_description(), impl.sharded.optimizer->disk_description(),
-        impl.sharded.reducer->disk_description(), impl.compute.activation_home->description()}) {
+       {wire_description(shards), blocks_description(impl, shards),
+        local_steps ? local_steps->description() : std::string(), impl.sharded.store->disk_description(),
+        impl.sharded.optimizer->disk_description(), impl.sharded.reducer->disk_description(),
+        impl.compute.activation_home->description()}) {
     if (!line.empty()) base::log_info("{}", line);
   }
 }

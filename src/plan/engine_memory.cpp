@@ -36,8 +36,7 @@ bool buckets_are_bound(const Config& config, int world_size, bool gpus, int host
   const bool needs_them = world_size > 1 || config.gradient_accumulation_steps > 1;
   // Without sharded gradients buckets have memory of their own, and what is sent of them has not.
   const bool come_and_go = sharding.gradients || config.zero_optimization.zero_quantized_gradients;
-  return come_and_go && needs_them &&
-         (gpus || (config.zero_optimization.overlaps_comm(hosts) && world_size > 1));
+  return come_and_go && needs_them && (gpus || (config.zero_optimization.overlaps_comm(hosts) && world_size > 1));
 }
 
 bool gather_is_bound(const Config& config, int world_size, bool gpus, int hosts) {

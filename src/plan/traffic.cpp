@@ -63,7 +63,8 @@ Traffic traffic_of(const sharding::StepTraffic& step, const sharding::DiskUse& d
   traffic.published_numel = step.published_numel;
   traffic.whole_numel = step.whole_numel;
   traffic.islands_numel = step.islands_numel;
-  traffic.nbytes = step.from_ranks_nbytes + step.by_rings_nbytes + step.to_hosts_nbytes + step.from_islands_nbytes;
+  traffic.nbytes = step.from_ranks_nbytes + step.by_rings_nbytes + step.to_hosts_nbytes + step.beside_nbytes +
+                   step.from_islands_nbytes;
   const double by_rings = islands.ranks > islands.ranks_per_node ? step.by_rings_nbytes / islands.ranks_per_node : 0;
   traffic.between_hosts_nbytes = step.from_ranks_nbytes * share_of_other_hosts(islands.ranks, islands.ranks_per_node) +
                                  by_rings + step.to_hosts_nbytes +

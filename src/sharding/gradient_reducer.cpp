@@ -62,7 +62,7 @@ GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, T
       options_(std::move(options)),
       ledger_(ledger),
       listener_(&nobody()),
-      wire_(make_gradient_wire(model, ledger, options_.wire, options_.overlap)),
+      wire_(make_gradient_wire(model, ledger, options_.wire, options_.sum_block, options_.overlap)),
       schedule_({}, 0),
       agreement_(model.parameters.size()),
       used_(model.parameters.size(), 0),
@@ -79,7 +79,7 @@ GradientReducer::GradientReducer(ShardedModel& model, storage::Ledger& ledger, T
   if (options_.keeps_sums) {
     sums_ = make_sums();
     if (options_.sets_of_sums > 1) other_sums_ = make_sums();
-    if (!options_.wire) rows_.emplace(model_);
+    if (wire_->sends_rows()) rows_.emplace(model_);
   }
 }
 
@@ -129,9 +129,11 @@ void GradientReducer::make_memory() {
          std::move(counts)});
   }
   board_.reset();
-  board_ =
-      make_unit_board(model_, "gradients", std::move(parcels), units, wire_->dtype(),
-                      [this](int parcel, std::span<const void* const> slices) { reduce(buckets_[parcel], slices); });
+  board_ = make_unit_board(
+      model_, "gradients", std::move(parcels), units, wire_->dtype(),
+      [this](int parcel, std::span<const void* const> slices) { reduce(buckets_[parcel], slices); },
+      wire_->host_sums());
+  wire_->expect_host_sums(board_->sums_on_hosts());
 }
 
 GradientReducer::~GradientReducer() {
@@ -536,7 +538,7 @@ void GradientReducer::post(Bucket& bucket) {
     retire(bucket);
   }
   pack(bucket);
-  reduced_numel_ += (model_.group_of(bucket.unit).ranks.size() - 1) * mine_of(bucket).numel();
+  count_received(bucket);
   bucket.work = board_->post(index, bucket.sent_buffer->data());
   sent_.push_back(index);
   // Without overlap backward waits for each, as long as the others send theirs.
@@ -544,6 +546,20 @@ void GradientReducer::post(Bucket& bucket) {
     retire(buckets_[sent_.front()]);
   }
   retire_complete();
+}
+
+void GradientReducer::count_received(const Bucket& bucket) {
+  const int ranks = model_.group_of(bucket.unit).ranks.size();
+  std::int64_t numel = (ranks - 1) * mine_of(bucket).numel();
+  if (board_->sums_on_hosts()) {
+    const int per_host = wire_->host_sums().ranks;
+    const std::int64_t sums = (ranks / per_host - 1) * mine_of(bucket).numel();
+    host_sums_numel_ += sums;
+    numel = 0;
+    for (int owner = model_.rank() % per_host; owner < ranks; owner += per_host)
+      numel += (per_host - 1) * bucket.counts[static_cast<std::size_t>(owner)];
+  }
+  reduced_numel_ += numel;
 }
 
 void GradientReducer::reduce(Bucket& bucket, std::span<const void* const> slices) {

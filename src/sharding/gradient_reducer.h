@@ -37,6 +37,8 @@ struct ReducerOptions {
   bool overlap = true;
   /// The form in which gradients are sent; not given: as they are.
   std::optional<Wire> wire;
+  /// Gradients of so many consecutive ranks are added before these sums are.
+  int sum_block = 1;
   /// Where sums are on disk; not given: in memory. `cuts.slot_numel`: most elements of a piece.
   std::optional<offload::DiskOptions> disk;
   /// One rank, of whose window one micro-batch is all: until more comes, a sum is the gradient itself, and is kept in
@@ -165,9 +167,13 @@ class GradientReducer {
   void hold_sums();
   const MicroBatchAgreement& agreement() const { return agreement_; }
 
-  std::int64_t reduced_numel() const { return reduced_numel_ + (rows_ ? rows_->received_numel() : 0); }
+  std::int64_t reduced_numel() const {
+    return reduced_numel_ + host_sums_numel_ + (rows_ ? rows_->received_numel() : 0);
+  }
   std::int64_t reduced_nbytes() const;  ///< the same, as they are sent
   std::int64_t published_numel() const { return published_numel_; }
+  /// The ranks of a host add their gradients before anything is sent to another host.
+  bool sums_on_hosts() const { return board_ && board_->sums_on_hosts(); }
   std::int64_t reductions() const { return reductions_; }
   std::int64_t copied_nbytes() const { return copied_nbytes_; }  ///< from autograd into buckets
 
@@ -247,6 +253,8 @@ class GradientReducer {
   /// slices these have all of the sum.
   void add_slices(const Bucket& bucket, Range piece, Sums sums, std::span<const void* const> slices, bool first);
   void zero_missing(Bucket& bucket);
+  /// Counts what this rank gets for its part of a bucket that is posted.
+  void count_received(const Bucket& bucket);
   /// Retires buckets whose reductions are complete.
   void retire_complete();
   bool may_send(const Bucket& bucket) const;
@@ -293,8 +301,8 @@ class GradientReducer {
   bool makes_sumsq_ = true;      ///< whether passes of this micro-batch compute sums of squares
   bool sumsq_complete_ = false;  ///< computed by all passes of the last micro-batch
   bool window_is_empty_ = true;
-  bool widened_ = false;  ///< sums have been
-  std::int64_t reduced_numel_ = 0;
+  bool widened_ = false;                                  ///< sums have been
+  std::int64_t reduced_numel_ = 0, host_sums_numel_ = 0;  ///< received: gradients; fp32 sums of other hosts
   std::int64_t published_numel_ = 0;
   std::int64_t reductions_ = 0;
   std::int64_t copied_nbytes_ = 0;

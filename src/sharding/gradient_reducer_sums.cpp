@@ -84,7 +84,8 @@ void GradientReducer::start_window() {
 std::int64_t GradientReducer::reduced_nbytes() const {
   const std::int64_t rows = rows_ ? rows_->received_numel() : 0;
   return wire_->sent_numel(reduced_numel_) * static_cast<std::int64_t>(element_nbytes(wire_->dtype())) +
-         rows * static_cast<std::int64_t>(element_nbytes(model_.gradient_dtype));
+         rows * static_cast<std::int64_t>(element_nbytes(model_.gradient_dtype)) +
+         host_sums_numel_ * static_cast<std::int64_t>(sizeof(float));
 }
 
 void GradientReducer::scale_sums(double factor) {

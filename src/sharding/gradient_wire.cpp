@@ -14,7 +14,7 @@ namespace {
 
 using storage::FlatBuffer;
 
-class PlainWire final : public GradientWire {
+class PlainWire : public GradientWire {
  public:
   explicit PlainWire(const ShardedModel& model) : model_(model) {}
 
@@ -36,9 +36,61 @@ class PlainWire final : public GradientWire {
     model_.passes->reduce(moved);
   }
 
- private:
+ protected:
   const ShardedModel& model_;
+
+ private:
   std::vector<const void*> slices_;
+};
+
+/// The gradients of each block of consecutive ranks are added first, by a host of so many ranks or here.
+class BlockWire final : public PlainWire {
+ public:
+  BlockWire(const ShardedModel& model, int block) : PlainWire(model), block_(static_cast<std::size_t>(block)) {}
+
+  bool sends_rows() const override { return false; }  // their sums are made elsewhere, rank by rank
+  comm::HostSums host_sums() override {
+    return {
+        .ranks = static_cast<int>(block_),
+        .dtype = DType::kFloat32,
+        .add = [this](std::span<const void* const> slices, std::int64_t numel, void* sum) {
+          model_.passes->reduce(
+              {.accumulator = sum, .slices = slices, .dtype = model_.gradient_dtype, .numel = numel, .first = true});
+        }};
+  }
+  void reduce(const optim::ReduceArgs& args, std::int64_t from) override {
+    const std::size_t slices = args.slices.size(), block = gets_sums_ ? 1 : block_;
+    const void* const sum = sum_.data();
+    for (std::int64_t begin = 0; begin < args.numel; begin += kChunkNumel) {
+      optim::ReduceArgs chunk{.accumulator = static_cast<float*>(args.accumulator) + begin,
+                              .numel = std::min(kChunkNumel, args.numel - begin),
+                              .first = args.first};
+      for (std::size_t first = 0; first < slices; first += block) {
+        const void* added = sum;
+        if (gets_sums_) {
+          added = static_cast<const float*>(args.slices[first]) + from + begin;
+        } else {
+          PlainWire::reduce({.accumulator = sum_.data(),
+                             .slices = args.slices.subspan(first, std::min(block, slices - first)),
+                             .numel = chunk.numel,
+                             .first = true},
+                            from + begin);
+        }
+        if (first + block >= slices && args.block_sumsq)
+          chunk.block_sumsq = args.block_sumsq + begin / optim::kSumBlockNumel;
+        chunk.slices = {&added, 1};
+        model_.passes->reduce(chunk);
+        chunk.first = false;
+      }
+    }
+  }
+
+  void expect_host_sums(bool are_made) override { gets_sums_ = are_made; }
+
+ private:
+  const std::size_t block_;
+  bool gets_sums_ = false;
+  std::vector<float> sum_ = std::vector<float>(kChunkNumel);
 };
 
 /// In blocks of few bits. With feedback the values that are sent are h = g + e, and what they lose, h - sent, is part
@@ -59,6 +111,7 @@ class QuantizedWire final : public GradientWire {
         received_(kChunkNumel) {}
 
   bool sends_as_is() const override { return false; }
+  bool sends_rows() const override { return false; }
   DType dtype() const override { return DType::kByte; }
   std::int64_t sent_numel(std::int64_t numel) const override { return optim::nbytes_of(form_.format, numel); }
   bool is_full() const override {
@@ -163,7 +216,8 @@ class QuantizedWire final : public GradientWire {
 }  // namespace
 
 std::unique_ptr<GradientWire> make_gradient_wire(const ShardedModel& model, storage::Ledger& ledger,
-                                                 const std::optional<Wire>& form, bool overlap) {
+                                                 const std::optional<Wire>& form, int block, bool overlap) {
+  if (!form && block > 1) return std::make_unique<BlockWire>(model, block);
   if (!form) return std::make_unique<PlainWire>(model);
   return std::make_unique<QuantizedWire>(model, ledger, *form, overlap);
 }

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "comm/transport.h"
 #include "optim/kernels.h"
 #include "sharding/plan/sharding_plan.h"
 #include "sharding/sharded_model.h"
@@ -41,8 +42,15 @@ class GradientWire {
                                     std::size_t micro_batch) = 0;
   /// False: it is the caller's.
   virtual bool release(storage::FlatBuffer* sent) = 0;
-  /// As Passes::reduce(), of gradients from `from` on in each slice, where `args.slices` are as sent.
+  /// As Passes::reduce(), of gradients from `from` on in each slice, where `args.slices` are as sent, or sums of
+  /// host_sums().
   virtual void reduce(const optim::ReduceArgs& args, std::int64_t from) = 0;
+
+  /// Gradients of a few rows may be sent as rows.
+  virtual bool sends_rows() const { return true; }
+  /// Sums that the ranks of a host may make before anything is sent to another host; and whether reduce() gets them.
+  virtual comm::HostSums host_sums() { return {}; }
+  virtual void expect_host_sums(bool are_made) { (void)are_made; }
 
   /// A window of micro-batches is over.
   virtual void end_window() {}
@@ -50,7 +58,8 @@ class GradientWire {
   virtual void forget_errors() {}
 };
 
+/// `block`: so many ranks' gradients are added before these sums are; up to 1: one after the other.
 std::unique_ptr<GradientWire> make_gradient_wire(const ShardedModel& model, storage::Ledger& ledger,
-                                                 const std::optional<Wire>& form, bool overlap);
+                                                 const std::optional<Wire>& form, int block, bool overlap);
 
 }  // namespace zero::sharding

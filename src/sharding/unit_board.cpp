@@ -10,7 +10,7 @@ namespace {
 class UnitBoard final : public comm::ExchangeBoard {
  public:
   UnitBoard(const ShardedModel& model, const std::string& label, std::vector<comm::Parcel> parcels,
-            std::span<const int> units, DType dtype, Sink sink)
+            std::span<const int> units, DType dtype, Sink sink, const comm::HostSums& sums)
       : sink_(std::move(sink)), of_groups_(model.shard_groups.size()) {
     std::vector<std::vector<comm::Parcel>> parcels_of(of_groups_.size());
     for (std::size_t p = 0; p < parcels.size(); ++p) {
@@ -28,7 +28,9 @@ class UnitBoard final : public comm::ExchangeBoard {
         const std::lock_guard lock(sinking_);
         sink_(numbers[static_cast<std::size_t>(number)], slices);
       };
-      of_groups_[g].board = shards.transport->make_exchange_board(label, std::move(parcels_of[g]), dtype, take);
+      // One answer for all: sums_on_hosts().
+      of_groups_[g].board = shards.transport->make_summing_board(label, std::move(parcels_of[g]), dtype, take,
+                                                                 of_groups_.size() == 1 ? sums : comm::HostSums{});
     }
     comm::move_together(groups);
   }
@@ -44,6 +46,9 @@ class UnitBoard final : public comm::ExchangeBoard {
   /// Who waits in one group is not seen in another.
   bool sees_waits() const override {
     return of_groups_.size() == 1 && of_groups_.front().board && of_groups_.front().board->sees_waits();
+  }
+  bool sums_on_hosts() const override {
+    return of_groups_.size() == 1 && of_groups_.front().board && of_groups_.front().board->sums_on_hosts();
   }
   std::int64_t posts(int parcel) const override {
     const auto& [group, number] = places_[static_cast<std::size_t>(parcel)];
@@ -75,8 +80,9 @@ class UnitBoard final : public comm::ExchangeBoard {
 
 std::shared_ptr<comm::ExchangeBoard> make_unit_board(const ShardedModel& model, const std::string& label,
                                                      std::vector<comm::Parcel> parcels, std::span<const int> units,
-                                                     DType dtype, comm::ExchangeBoard::Sink sink) {
-  return std::make_shared<UnitBoard>(model, label, std::move(parcels), units, dtype, std::move(sink));
+                                                     DType dtype, comm::ExchangeBoard::Sink sink,
+                                                     const comm::HostSums& sums) {
+  return std::make_shared<UnitBoard>(model, label, std::move(parcels), units, dtype, std::move(sink), sums);
 }
 
 }  // namespace zero::sharding

@@ -15,6 +15,7 @@ namespace zero::sharding {
 /// *Collective* over ShardedModel::data_ranks. `model` outlives it. Throws CommError.
 std::shared_ptr<comm::ExchangeBoard> make_unit_board(const ShardedModel& model, const std::string& label,
                                                      std::vector<comm::Parcel> parcels, std::span<const int> units,
-                                                     DType dtype, comm::ExchangeBoard::Sink sink);
+                                                     DType dtype, comm::ExchangeBoard::Sink sink,
+                                                     const comm::HostSums& sums);
 
 }  // namespace zero::sharding

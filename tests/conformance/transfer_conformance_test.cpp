@@ -61,11 +61,11 @@ std::vector<int> shuffled(std::size_t n, std::uint64_t seed) {
   return order;
 }
 
-/// One rank's side of a board whose sums are checked bit for bit.
+/// One rank's side of a board whose sums are checked bit for bit. `block`: so many ranks' slices may be added first.
 class SummingBoard {
  public:
-  SummingBoard(Group& group, bool shared, std::string label = "gradients")
-      : group_(group), parcels_(parcels_of(group.size())), works_(parcels_.size()) {
+  SummingBoard(Group& group, bool shared, std::string label = "gradients", int block = 1)
+      : group_(group), block_(block), parcels_(parcels_of(group.size())), works_(parcels_.size()) {
     for (std::size_t p = 0; p < parcels_.size(); ++p) {
       const auto numel = static_cast<std::size_t>(total(parcels_[p].counts));
       private_.emplace_back(numel + 1);
@@ -75,7 +75,10 @@ class SummingBoard {
     }
     board_ = make_exchange_board(
         group, std::move(label), parcels_, DType::kFloat32,
-        [this](int parcel, std::span<const void* const> slices) { add_up(static_cast<std::size_t>(parcel), slices); });
+        [this](int parcel, std::span<const void* const> slices) { add_up(static_cast<std::size_t>(parcel), slices); },
+        {.ranks = block > 1 ? block : 0, .add = [](std::span<const void* const> slices, std::int64_t numel, void* sum) {
+           add(slices, numel, static_cast<float*>(sum));
+         }});
   }
 
   std::size_t size() const { return parcels_.size(); }
@@ -99,8 +102,14 @@ class SummingBoard {
     std::vector<std::vector<std::byte>> inputs;
     for (int r = 0; r < group_.size(); ++r)
       inputs.push_back(wild_data(DType::kFloat32, total(parcels_[p].counts), r, salt_of(p, generation)));
-    const auto expected = reduce_in_order(inputs, DType::kFloat32, DType::kFloat32, ReduceOp::kSum, nullptr,
-                                          before(parcels_[p].counts, group_.rank()), mine(p));
+    const int block = board_->sums_on_hosts() ? block_ : 1;
+    std::vector<std::vector<std::byte>> sums;
+    for (int first = 0; first < group_.size(); first += block) {
+      sums.push_back(reduce_in_order({inputs.begin() + first, inputs.begin() + first + block}, DType::kFloat32,
+                                     DType::kFloat32, ReduceOp::kSum, nullptr,
+                                     before(parcels_[p].counts, group_.rank()), mine(p)));
+    }
+    const auto expected = reduce_in_order(sums, DType::kFloat32, DType::kFloat32, ReduceOp::kSum, nullptr, 0, mine(p));
     ASSERT_EQ(expected.size(), sums_[p].size() * sizeof(float));
     EXPECT_TRUE(expected.empty() || std::memcmp(expected.data(), sums_[p].data(), expected.size()) == 0)
         << parcels_[p].label << " generation " << generation;
@@ -110,15 +119,19 @@ class SummingBoard {
  private:
   void add_up(std::size_t p, std::span<const void* const> slices) {
     ++sinks_[p];
-    EXPECT_EQ(slices.size(), static_cast<std::size_t>(group_.size()));
-    for (std::size_t i = 0; i < sums_[p].size(); ++i) {
+    EXPECT_EQ(slices.size(), static_cast<std::size_t>(group_.size() / (board_->sums_on_hosts() ? block_ : 1)));
+    add(slices, static_cast<std::int64_t>(sums_[p].size()), sums_[p].data());
+  }
+  static void add(std::span<const void* const> slices, std::int64_t numel, float* sums) {
+    for (std::int64_t i = 0; i < numel; ++i) {
       float sum = static_cast<const float*>(slices[0])[i];
       for (std::size_t r = 1; r < slices.size(); ++r) sum += static_cast<const float*>(slices[r])[i];
-      sums_[p][i] = sum;
+      sums[i] = sum;
     }
   }
 
   Group& group_;
+  const int block_;
   std::vector<Parcel> parcels_;
   std::vector<Work> works_;
   std::vector<std::vector<float>> private_, sums_;
@@ -130,7 +143,10 @@ class SummingBoard {
 TEST(GroupConformance, BoardMeetsByParcelInAnyOrder) {
   on_ranks([](Group group) {
     for (const bool shared : {true, false}) {
-      SummingBoard summing(group, shared);
+      // Where several hosts have ranks, each adds theirs first.
+      SummingBoard summing(group, shared, "gradients", shared ? 1 : group.local_size());
+      EXPECT_EQ(summing.board().sums_on_hosts(),
+                !shared && comm::sends_messages(group) && group.local_size() > 1 && group.local_size() < group.size());
       for (int generation = 0; generation < 12; ++generation) {
         const auto seed = static_cast<std::uint64_t>(generation * 10 + group.rank());
         for (const int parcel : shuffled(summing.size(), seed)) summing.post(parcel, generation);
@@ -152,7 +168,7 @@ TEST(GroupConformance, BoardMeetsByParcelInAnyOrder) {
 
 TEST(GroupConformance, BoardBesideOtherCalls) {
   on_ranks([](Group group) {
-    SummingBoard first(group, true, "first"), second(group, false, "second");
+    SummingBoard first(group, true, "first"), second(group, false, "second", group.local_size());
     // As many ordinary calls on all ranks, but at other places between the posts, and one rank is slow.
     constexpr int kCalls = 30;
     for (int generation = 0; generation < 4; ++generation) {

@@ -35,6 +35,7 @@ struct Case {
   bool nvme_gradients = false;  ///< their sums
   bool nvme_parameters = false;
   bool delayed = false;   ///< updates
+  bool blocks = false;    ///< gradients of two ranks are added first
   int islands = 1;        ///< that exchange after every second step
   bool small = false;     ///< small units, buckets and limits: several buckets to a unit, few units live at once
   std::string wire = {};  ///< more of zero_optimization
@@ -50,7 +51,7 @@ struct Case {
         "offload_param": {{"device": "{}", "nvme_path": "{}"}}{}}},
       "zerotorch": {{"store": "{}", "unit_numel": {}, "update": "{}",
         "measured_prefetch": {}, "offload_gradients": {{"device": "{}", "nvme_path": "{}"}},
-        "local_steps": {{"steps": {}, "ranks_per_island": {}}}}}}})",
+        "hierarchical_reduce": {}, "local_steps": {{"steps": {}, "ranks_per_island": {}}}}}}})",
                        small || step_in_backward ? 1 : 2, bf16, of_bf16, optimizer, stage, overlap,
                        small ? 1500 : 500000000, small ? 3000 : 500000000, small ? 0 : 40, small ? 9000 : 1000000000,
                        small ? 0 : 5000, small ? 5000 : 50000000, small ? 2000 : 1000000000, nvme ? "nvme" : "none",
@@ -59,8 +60,8 @@ struct Case {
                        step_in_backward ? "in_backward"
                        : delayed        ? "delayed"
                                         : "after_backward",
-                       measured, nvme_gradients ? "nvme" : "none", ::testing::TempDir(), islands > 1 ? kLocalSteps : 0,
-                       islands > 1 ? ranks_per_island : 0);
+                       measured, nvme_gradients ? "nvme" : "none", ::testing::TempDir(), blocks ? 2 : 0,
+                       islands > 1 ? kLocalSteps : 0, islands > 1 ? ranks_per_island : 0);
   }
   std::string name() const {
     return optimizer + of_bf16 +
@@ -70,7 +71,7 @@ struct Case {
                        hosts > 1 ? " on hosts" : "") +
            (nvme ? " nvme" : "") + (nvme_gradients ? " nvme gradients" : "") +
            (nvme_parameters ? " nvme parameters" : "") + (delayed ? " delayed" : "") + (islands > 1 ? " islands" : "") +
-           wire;
+           (blocks ? " blocks" : "") + wire;
   }
 };
 
@@ -99,6 +100,8 @@ std::vector<Case> all_cases() {
     cases.push_back({.stage = stage, .node_shared = true, .bf16 = true, .hosts = 2});
     for (const bool bf16 : {false, true})
       cases.push_back({.stage = stage, .node_shared = bf16, .bf16 = bf16, .islands = 2});
+    for (const bool small : {false, true})
+      cases.push_back({.stage = stage, .node_shared = small, .bf16 = small, .blocks = true, .small = small});
     if (stage == 3) {
       cases.push_back({.stage = stage, .bf16 = true, .overlap = true, .measured = true});
       cases.push_back({.stage = stage, .bf16 = true, .overlap = true, .measured = true, .small = true});
@@ -259,7 +262,7 @@ void compare_on(int ranks, int hosts, const std::function<void(const Case&, Grou
                         const bool all = hosts > 1 || (matrix && std::string_view(matrix) == "full");
                         int index = 0;
                         for (const Case& test_case : all_cases()) {
-                          if (ranks % test_case.islands != 0) continue;
+                          if (ranks % test_case.islands != 0 || (test_case.blocks && ranks % 2 != 0)) continue;
                           if (test_case.hosts == hosts && (all || (index++ + ranks) % 2 == 0)) one(test_case, group);
                         }
                       },

@@ -36,6 +36,19 @@ Introduction introduce_myself(int world_rank, int world_size) {
   return mine;
 }
 
+/// Of hosts with as many ranks each, which follow one another; else 0.
+int find_ranks_per_host(const std::vector<Introduction>& all) {
+  const auto beside = [&](std::size_t a, std::size_t b) { return std::strcmp(all[a].host, all[b].host) == 0; };
+  std::size_t count = 1;
+  while (count < all.size() && beside(0, count)) ++count;
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    for (std::size_t other = 0; other < r; ++other) {
+      if (beside(r, other) != (r / count == other / count)) return 0;
+    }
+  }
+  return all.size() % count == 0 ? static_cast<int>(count) : 0;
+}
+
 }  // namespace
 
 MessageWork::MessageWork(MessageBackend& group) : MovedWork(group) {}
@@ -76,6 +89,7 @@ void MessageBackend::introduce() {
     local_processes.push_back(peers_[r].process.pid);
   }
   set_host_ranks(std::move(host_ranks));
+  ranks_per_host_ = find_ranks_per_host(all);
   if (size() == messenger_->world_size() && local_size() < size() && !messenger_->watch()) {
     std::vector<WatchedRank> ranks;
     for (const Introduction& one : all) {
@@ -186,9 +200,10 @@ bool MessageBackend::step(MessageWork& work) {
     if (!work.data_.test()) return false;
     work.phase_ = Phase::kForward;
     if (work.call_.transport == Transport::kBroadcast) move_broadcast(work);
+    if (gathers_by_host(work.call_)) relay(work);
   }
   if (work.phase_ == Phase::kForward) {
-    if (!work.data_.test()) return false;
+    if (!work.data_.test() || !work.relayed_.test()) return false;
     work.phase_ = Phase::kMoved;
     work.add_moving_ns(base::monotonic_ns() - work.data_since_ns_);
   }
@@ -228,12 +243,68 @@ std::vector<std::byte> MessageBackend::take_scratch(std::size_t nbytes) {
   return scratch;
 }
 
+/// A host receives each slice once: the rank at its owner's place on the host gets it, and hands it on.
+bool MessageBackend::gathers_by_host(const PostedCall& call) const {
+  constexpr std::size_t kLeastNbytes = 64 << 10;  // smaller ones take one trip
+  if (call.transport != Transport::kGather || ranks_per_host_ <= 1 || ranks_per_host_ == size()) return false;
+  std::size_t nbytes = 0;
+  for (int r = 0; r < size(); ++r) nbytes += call.slice_nbytes(r);
+  return nbytes >= kLeastNbytes;
+}
+
+std::byte* MessageBackend::gathered_slice(MessageWork& work, int owner) const {
+  if (work.scratch_.empty()) return work.call_.out_slice(owner);
+  std::size_t begin = 0;
+  for (int r = 0; r < owner; ++r) begin += round_up(work.call_.slice_nbytes(r), 64);
+  return work.scratch_.data() + begin;
+}
+
+void MessageBackend::gather_by_host(MessageWork& work) {
+  const PostedCall& call = work.call_;
+  const int tag = tag_of(call.record.sequence), place = rank() % ranks_per_host_;
+  if (discarding_) {
+    std::size_t nbytes = 0;
+    for (int r = 0; r < size(); ++r) nbytes += round_up(call.slice_nbytes(r), 64);
+    work.scratch_ = take_scratch(nbytes);
+  }
+  const auto is_beside = [&](int peer) { return peer / ranks_per_host_ == rank() / ranks_per_host_; };
+  for (int step = 1; step < size(); ++step) {
+    const int peer = (rank() + step) % size();
+    if (is_beside(peer) || peer % ranks_per_host_ == place)
+      work.data_.receive(*messenger_, Channel::kData, peer, tag, gathered_slice(work, peer), call.slice_nbytes(peer));
+  }
+  // After those of the ranks beside, in the order in which they hand them on.
+  for (int owner = 0; owner < size(); ++owner) {
+    const int beside = rank() - place + owner % ranks_per_host_;
+    if (is_beside(owner) || beside == rank()) continue;
+    work.relayed_.receive(*messenger_, Channel::kData, beside, tag, gathered_slice(work, owner),
+                          call.slice_nbytes(owner));
+  }
+  for (int step = 1; step < size(); ++step) {
+    const int peer = (rank() + size() - step) % size();
+    if (is_beside(peer) || peer % ranks_per_host_ == place)
+      work.data_.send(*messenger_, Channel::kData, peer, tag, call.in, call.input_nbytes(rank()));
+  }
+}
+
+void MessageBackend::relay(MessageWork& work) {
+  const int place = rank() % ranks_per_host_, first = rank() - place;
+  for (int owner = place; owner < size(); owner += ranks_per_host_) {
+    for (int beside = first; owner != rank() && beside < first + ranks_per_host_; ++beside) {
+      if (beside == rank()) continue;
+      work.data_.send(*messenger_, Channel::kData, beside, tag_of(work.call_.record.sequence),
+                      gathered_slice(work, owner), work.call_.slice_nbytes(owner));
+    }
+  }
+}
+
 void MessageBackend::move_data(MessageWork& work) {
   PostedCall& call = work.call_;
   const int tag = tag_of(call.record.sequence);
   const bool gather = call.transport == Transport::kGather;
   const bool scatter = call.transport == Transport::kScatter;
   if (call.transport == Transport::kBarrier) return;
+  if (gathers_by_host(call)) return gather_by_host(work);
   if (call.transport == Transport::kBroadcast) {
     const int relative = (rank() - call.record.root + size()) % size();
     if (relative == 0) return;
@@ -367,6 +438,7 @@ void MessageBackend::give_up_requests() noexcept {
     for (MessageHandle& handle : work.record_receives_) clean = messenger_->cancel(handle) && clean;
     clean = work.record_sends_.cancel() && clean;
     clean = work.data_.cancel() && clean;
+    clean = work.relayed_.cancel() && clean;
   }
   messenger_->mark_failed(clean);
   if (clean) return;

@@ -23,7 +23,13 @@
 
 namespace zero::comm {
 
+class HostedBoard;
 class MessageBackend;
+
+/// One whose sink gets a sum of each host, of which `sums.ranks` ranks each follow one another in the group, on several
+/// hosts. *Collective.* Throws CommError.
+std::shared_ptr<HostedBoard> make_host_board(const std::shared_ptr<MessageBackend>& group,
+                                             std::shared_ptr<const ParcelTable> parcels, BoardSink sink, HostSums sums);
 
 /// What a window says to that of another rank.
 struct WindowMessage {
@@ -64,6 +70,7 @@ class MessageWork final : public MovedWork {
   std::vector<MessageHandle> record_receives_;  ///< [N]
   MessageRequests record_sends_;
   MessageRequests data_;
+  MessageRequests relayed_;         ///< slices of other hosts that ranks of this host hand on
   std::vector<std::byte> scratch_;  ///< slices of the other ranks
   std::shared_ptr<WorkState> next_;
 };
@@ -88,7 +95,8 @@ class MessageBackend final : public Backend {
   void check_peers(const std::function<Blocker()>& blocker, std::int64_t since_ns,
                    std::chrono::milliseconds timeout) override;
   void throw_if_failed() const override;
-  std::shared_ptr<ExchangeBoard> make_board(std::shared_ptr<const ParcelTable> parcels, BoardSink sink) override;
+  std::shared_ptr<ExchangeBoard> make_board(std::shared_ptr<const ParcelTable> parcels, BoardSink sink,
+                                            HostSums sums) override;
   std::shared_ptr<ShardWindow> make_window(std::shared_ptr<const ParcelTable> parcels,
                                            std::span<const void* const> mine) override;
   bool failed() const override { return has_failed_.load(std::memory_order_acquire); }
@@ -134,6 +142,11 @@ class MessageBackend final : public Backend {
   bool receive_records(MessageWork& work);
   void move_data(MessageWork& work);
   void move_broadcast(MessageWork& work);
+  bool gathers_by_host(const PostedCall& call) const;
+  void gather_by_host(MessageWork& work);
+  void relay(MessageWork& work);
+  /// Where the slice of `owner` goes.
+  std::byte* gathered_slice(MessageWork& work, int owner) const;
   bool finish(MessageWork& work);
   std::vector<std::byte> take_scratch(std::size_t nbytes);
   void leave() noexcept;
@@ -163,6 +176,7 @@ class MessageBackend final : public Backend {
   const std::shared_ptr<Messenger> messenger_;
   std::shared_ptr<RegionRegistry> registry_;
   std::vector<Peer> peers_;
+  int ranks_per_host_ = 0;  ///< where each host has as many, which follow one another; else 0
 
   std::array<std::shared_ptr<MessageWork>, kWindow> works_;
   std::uint64_t next_sequence_ = 0;

@@ -32,7 +32,7 @@ class MessagePost final : public BoardWork {
 class MessageBoard final : public HostedBoard {
  public:
   MessageBoard(const std::shared_ptr<MessageBackend>& group, std::shared_ptr<const ParcelTable> table, BoardSink sink)
-      : HostedBoard(group, std::move(table), std::move(sink)),
+      : HostedBoard(group, std::move(table), std::move(sink), group->size()),
         group_(*group),
         first_tag_(group->take_tags(Channel::kPosts, 2 * this->table().size())) {
     for (std::size_t p = 0; p < this->table().size(); ++p)
@@ -163,9 +163,15 @@ Blocker MessageBoard::blocker_of(const BoardWork& work) const {
 
 }  // namespace
 
-std::shared_ptr<ExchangeBoard> MessageBackend::make_board(std::shared_ptr<const ParcelTable> parcels, BoardSink sink) {
-  auto board = std::make_shared<MessageBoard>(std::static_pointer_cast<MessageBackend>(shared_from_this()),
-                                              std::move(parcels), std::move(sink));
+std::shared_ptr<ExchangeBoard> MessageBackend::make_board(std::shared_ptr<const ParcelTable> parcels, BoardSink sink,
+                                                          HostSums sums) {
+  const auto self = std::static_pointer_cast<MessageBackend>(shared_from_this());
+  std::shared_ptr<HostedBoard> board;
+  if (sums.ranks > 1 && sums.ranks == ranks_per_host_ && sums.ranks < size()) {
+    board = make_host_board(self, std::move(parcels), std::move(sink), std::move(sums));
+  } else {
+    board = std::make_shared<MessageBoard>(self, std::move(parcels), std::move(sink));
+  }
   add_transfers(*board);
   return board;
 }

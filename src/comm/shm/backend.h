@@ -79,7 +79,8 @@ class ShmBackend final : public Backend {
   void check_peers(const std::function<Blocker()>& blocker, std::int64_t since_ns,
                    std::chrono::milliseconds timeout) override;
   void throw_if_failed() const override;
-  std::shared_ptr<ExchangeBoard> make_board(std::shared_ptr<const ParcelTable> parcels, BoardSink sink) override;
+  std::shared_ptr<ExchangeBoard> make_board(std::shared_ptr<const ParcelTable> parcels, BoardSink sink,
+                                            HostSums sums) override;
   std::shared_ptr<ShardWindow> make_window(std::shared_ptr<const ParcelTable> parcels,
                                            std::span<const void* const> mine) override;
   bool failed() const override { return segment_->failed(); }

@@ -36,7 +36,7 @@ class ShmBoard final : public HostedBoard {
  public:
   ShmBoard(std::shared_ptr<ShmBackend> backend, std::shared_ptr<const ParcelTable> table, BoardSink sink,
            std::shared_ptr<Region> cells)
-      : HostedBoard(backend, std::move(table), std::move(sink)),
+      : HostedBoard(backend, std::move(table), std::move(sink), backend->size()),
         shm_(*backend),
         cells_(std::move(cells)),
         staging_(this->table().size()) {}
@@ -169,7 +169,8 @@ Blocker ShmBoard::blocker_of(const BoardWork& work) const {
 
 }  // namespace
 
-std::shared_ptr<ExchangeBoard> ShmBackend::make_board(std::shared_ptr<const ParcelTable> parcels, BoardSink sink) {
+std::shared_ptr<ExchangeBoard> ShmBackend::make_board(std::shared_ptr<const ParcelTable> parcels, BoardSink sink,
+                                                      HostSums) {
   const auto ranks = static_cast<std::size_t>(size());
   const std::size_t nbytes = ranks * (parcels->size() * sizeof(Cell) + sizeof(Departure));
   std::shared_ptr<Region> cells = share_with_all(nbytes, "exchange board");

@@ -8,7 +8,7 @@ namespace {
 
 using sharding::Way;
 
-constexpr std::size_t kWays = 3;
+constexpr std::size_t kWays = 4;
 
 }  // namespace
 
@@ -60,6 +60,7 @@ void Topology::find_routes() {
   for (int to = 0; to < static_cast<int>(ranks_.size()); ++to) {
     route_from_each(to);
     route_across_hosts(to);
+    route_by_host(to);
     route_by_ring(to);
   }
 }
@@ -89,6 +90,19 @@ void Topology::route_across_hosts(int to) {
     if (ranks_[static_cast<std::size_t>(from)].place != ranks_[static_cast<std::size_t>(to)].place) continue;
     const double away = other_hosts(from, to);
     add_route(Way::kAcrossHosts, {.from = from, .to = to, .between_hosts = true}, away, away / (host_count_ - 1.0));
+  }
+}
+
+void Topology::route_by_host(int to) {
+  const RankClass& receiver = ranks_[static_cast<std::size_t>(to)];
+  const double peers = hosts_[static_cast<std::size_t>(receiver.host_class)].ranks_per_host - 1.0;
+  for (int from = 0; from < static_cast<int>(ranks_.size()); ++from) {
+    const RankClass& sender = ranks_[static_cast<std::size_t>(from)];
+    const double beside = sender.host_class == receiver.host_class ? sender.per_host - (from == to ? 1.0 : 0.0) : 0;
+    if (peers > 0) add_route(Way::kByHost, {.from = from, .to = to}, beside, beside / peers);
+    if (sender.place > receiver.place || receiver.place >= sender.place + sender.per_host) continue;
+    const double away = other_hosts(from, to);
+    add_route(Way::kByHost, {.from = from, .to = to, .between_hosts = true}, away, away / (host_count_ - 1.0));
   }
 }
 

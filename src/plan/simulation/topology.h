@@ -49,7 +49,7 @@ class Topology {
   /// The part of a transfer that comes in one stream.
   struct Route {
     int stream = 0;
-    double share = 0;        ///< of what a rank receives
+    double share = 0;        ///< of what a rank receives; Way::kByHost: from this host, or from others
     double connections = 0;  ///< that carry it, into each rank: its weight where others share links with it
     double messages = 0;     ///< to each rank
   };
@@ -63,6 +63,7 @@ class Topology {
   void add_route(sharding::Way way, const Stream& stream, double connections, double share);
   void route_from_each(int to);
   void route_across_hosts(int to);
+  void route_by_host(int to);
   void route_by_ring(int to);
   /// Hosts of the class of `from` that a rank of `to` is not on.
   double other_hosts(int from, int to) const;

@@ -74,6 +74,7 @@ int World::start(int ranks, const sharding::Transfer& transfer, Topic topic) {
   for (const Topology::Route& route : routes) {
     const Stream& stream = topology_.streams()[static_cast<std::size_t>(route.stream)];
     Flow flow{.transfer = index, .connections = route.connections, .nbytes = transfer.nbytes * route.share};
+    if (transfer.way == Way::kByHost) flow.nbytes *= stream.between_hosts ? transfer.across : 1 - transfer.across;
     flow.latency = latency(stream, transfer.way);
     messages += route.messages * transfer.messages;
     received.nbytes += flow.nbytes;

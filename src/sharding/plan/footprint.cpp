@@ -89,6 +89,10 @@ double StepTraffic::add(const Transfer& transfer) {
     case Way::kAcrossHosts:
       to_hosts_nbytes += transfer.nbytes;
       break;
+    case Way::kByHost:
+      to_hosts_nbytes += transfer.nbytes * transfer.across;
+      beside_nbytes += transfer.nbytes * (1 - transfer.across);
+      break;
   }
   return transfer.numel;
 }

@@ -37,6 +37,7 @@ struct StepTraffic {
   double gathered_numel = 0, reduced_numel = 0, published_numel = 0, whole_numel = 0, islands_numel = 0;
   double from_ranks_nbytes = 0;    ///< evenly from all other ranks
   double by_rings_nbytes = 0;      ///< from the rank before it: each host receives it once
+  double beside_nbytes = 0;        ///< from the ranks of its host alone
   double to_hosts_nbytes = 0;      ///< from other hosts: once for each host, its ranks' shares
   double from_islands_nbytes = 0;  ///< evenly from the ranks at its place of the other islands
   double to_device_nbytes = 0, from_device_nbytes = 0;

@@ -184,6 +184,15 @@ void check_ranks_per_host(const Config& config, const Ranks& ranks) {
                   wanted, ranks.count, ranks.hosts, ranks.hosts == 1 ? "" : "s"));
 }
 
+void check_blocks(const Config& config, const Ranks& ranks) {
+  const std::int64_t block = config.zerotorch.hierarchical_reduce;
+  if (block <= 1 || ranks.count % block == 0) return;
+  throw ConfigError(
+      fmt::format("zerotorch.hierarchical_reduce: {}, but there are {} ranks, which are not a multiple of it; write "
+                  "the number of ranks on each host, or remove the key, which changes how gradients are rounded",
+                  block, ranks.count));
+}
+
 /// Optimizers of whole tensors work in the memory of their sums, in fp32.
 bool sums_are_gradients(const Config& config, const Ranks& ranks, const ShardingPlan& shards) {
   const bool has_one = ranks.count == 1 && config.gradient_accumulation_steps == 1;
@@ -285,6 +294,7 @@ ShardingPlan plan_sharding(const std::vector<layout::ParameterInfo>& parameters,
       .config = config, .module_on_gpu = !ranks.module_on_cpu, .shards_on_gpu = !ranks.on_cpu, .hosts = ranks.hosts};
   config::refuse_excluded(setting);
   check_ranks_per_host(config, ranks);
+  check_blocks(config, ranks);
   const auto& zero = config.zero_optimization;
   ShardingPlan shards;
   shards.units = layout::make_units(tree, parameters, unit_options(config, tree));
@@ -294,6 +304,7 @@ ShardingPlan plan_sharding(const std::vector<layout::ParameterInfo>& parameters,
   shards.sum_dtype = config.sum_dtype();
   shards.master_dtype = config.master_dtype();
   shards.world_size = ranks.count;
+  shards.sum_block = static_cast<int>(std::max<std::int64_t>(1, config.zerotorch.hierarchical_reduce));
   shards.hosts = ranks.hosts;
   shards.overlap = zero.overlaps_comm(ranks.module_on_cpu ? ranks.hosts : 1);
   shards.update = config::kind_of(config.zerotorch.update);

@@ -60,6 +60,7 @@ struct ShardingPlan {
   DType gradient_dtype = DType::kFloat32;  ///< what gradients travel in
   DType sum_dtype = DType::kFloat32;       ///< they are added in
   std::optional<Wire> gradient_wire;       ///< not given: they are sent as they are
+  int sum_block = 1;                       ///< so many consecutive ranks' gradients are added before these sums are
   std::optional<GatherForm> gather_form;   ///< not given: units are gathered as they are
   /// Of one rank whose window is one micro-batch: a sum is a gradient itself, and kept in the dtype of gradients, into
   /// which these come straight, or consumed where it is.

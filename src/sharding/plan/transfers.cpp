@@ -20,6 +20,25 @@ bool is_on_host(const ShardingPlan& shards) {
 constexpr int kTwoTrips = 2;     // a record of the call, then its data (comm/messages/backend.h)
 constexpr int kTwoMessages = 2;  // likewise; or the number of a post, and its slice (comm/messages/board.cpp)
 
+/// Hosts with as many ranks each, several of them.
+bool has_even_hosts(const ShardingPlan& shards) {
+  return shards.hosts > 1 && shards.ranks_per_node() > 1 && shards.hosts * shards.ranks_per_node() == shards.world_size;
+}
+
+/// A call in which each rank gets what the others have: a host gets it once where it is large
+/// (comm/messages/backend.cpp).
+Transfer gathered(const ShardingPlan& shards, Transfer transfer) {
+  constexpr double kLeastNbytes = 64 << 10;
+  const double world = shards.world_size;
+  if (transfer.way != Way::kFromEach || layout::is_on_device(shards.memory_tier()) || !has_even_hosts(shards) ||
+      transfer.nbytes * world / (world - 1) < kLeastNbytes)
+    return transfer;
+  transfer.way = Way::kByHost;
+  transfer.across = (shards.hosts - 1) / (world - 1);
+  ++transfer.trips;
+  return transfer;
+}
+
 /// Of a collective, in which each rank gets what the others have of `numel` elements.
 Transfer to_all(const ShardingPlan& shards, double numel, double element_nbytes) {
   Transfer transfer;
@@ -54,9 +73,17 @@ Transfer exchange_of(const ShardingPlan& shards, double numel) {
   if (transfer.way == Way::kByRing) {
     transfer.way = Way::kFromEach;  // sums are in the order of ranks, which rings do not keep
     transfer.messages = 1;
-  } else {
-    transfer.trips = 1;  // number and slice go together
+    return transfer;
   }
+  transfer.trips = 1;  // number and slice go together
+  if (!has_even_hosts(shards) || shards.sum_block != shards.ranks_per_node()) return transfer;
+  const double gradients = numel * (shards.sum_block - 1) / shards.sum_block;
+  const double sums = numel * (shards.hosts - 1) / shards.world_size;
+  transfer.way = Way::kByHost;
+  transfer.numel = gradients + sums;
+  transfer.nbytes = gradients * static_cast<double>(shards.gradient_nbytes()) + sums * sizeof(float);
+  transfer.across = sums * sizeof(float) / transfer.nbytes;
+  transfer.trips = 2;
   return transfer;
 }
 
@@ -70,17 +97,18 @@ Transfer publication_of(const ShardingPlan& shards, double numel) {
     return transfer;
   }
   const bool comes = !is_on_host(shards) && shards.sharding.optimizer_states;
-  return to_all(shards, comes ? numel : 0, low);
+  return gathered(shards, to_all(shards, comes ? numel : 0, low));
 }
 
 Transfer sums_of(const ShardingPlan& shards, double numel) {
-  return to_all(shards, shards.sharding.optimizer_states ? 0 : numel, static_cast<double>(shards.sum_nbytes()));
+  const double sent = shards.sharding.optimizer_states ? 0 : numel;
+  return gathered(shards, to_all(shards, sent, static_cast<double>(shards.sum_nbytes())));
 }
 
 Transfer norm_of(const ShardingPlan& shards) {
   const double world = shards.world_size;
   const double blocks = static_cast<double>(shards.padded_numel(true)) / static_cast<double>(layout::kBlockNumel);
-  return of_host(sizeof(double) * (blocks + world) * (world - 1) / world);
+  return gathered(shards, of_host(sizeof(double) * (blocks + world) * (world - 1) / world));
 }
 
 Transfer agreement_of(const ShardingPlan& shards) {

@@ -13,6 +13,7 @@ enum class Way : std::uint8_t {
   kFromEach,     ///< from every other rank, a message each
   kByRing,       ///< NCCL's rings through all ranks, in which each host receives everything once
   kAcrossHosts,  ///< from the ranks at its place on other hosts, for all ranks of its host
+  kByHost,       ///< from these and from the ranks of its host, which hand on what they have got or added
 };
 
 struct Transfer {
@@ -21,6 +22,7 @@ struct Transfer {
   double nbytes = 0;  ///< the same
   int messages = 1;   ///< from each peer
   int trips = 1;      ///< of messages that wait for each other: a question and its answer are two
+  double across = 0;  ///< kByHost: the part of `nbytes` that comes from other hosts
 };
 
 /// Of `numel` elements of units, which are gathered as `nbytes`: nothing where no rank needs other ranks for them.
