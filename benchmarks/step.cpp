@@ -14,7 +14,7 @@
 // chooses them), -host (states and parameters of a module on a GPU in host memory, where they
 // are anyway with several ranks), -ratio (half of the elements updated there, half by the GPU), -late (an update that
 // is delayed), -qweights and -qgradients (gathered in 8 bits, sent in 4), -localN (hosts are islands that exchange
-// after every N steps: give --in-a-row a multiple of N).
+// after every N steps: give --in-a-row a multiple of N), -blocksN (gradients of N ranks are added first).
 // A GPU's memory is that in use (with what allocators keep, of all processes), what libtorch's allocator had of it at
 // most, and the ledger's kinds; --alone for those of the engine. Under mpirun the ranks are mpirun's;
 // scripts/slow_network.sh makes them talk over a network of a given speed, and scripts/hosts.sh over one between hosts:
@@ -106,10 +106,10 @@ zero::GPTOptions model_options(const Options& options) {
   return model;
 }
 
-/// Of "-local64"; 0: there are no islands.
-int local_steps_of(const std::string& mode) {
-  const std::size_t word = mode.find("-local");
-  return word == std::string::npos ? 0 : std::stoi(mode.substr(word + 6));
+/// 64 of `word` "-local" in "stage1-local64"; 0: it is not there.
+int number_after(const std::string& mode, std::string_view word) {
+  const std::size_t found = mode.find(word);
+  return found == std::string::npos ? 0 : std::stoi(mode.substr(found + word.size()));
 }
 
 std::string json_of(const Options& options, const std::string& mode) {
@@ -131,7 +131,8 @@ std::string json_of(const Options& options, const std::string& mode) {
              "offload_param": {{"device": "{}", "nvme_path": "{}"}}}},
            "aio": {{"block_size": {}, "queue_depth": {}}},
            "zerotorch": {{"store": "{}", "update": "{}", "progress_thread": "{}",
-             "measured_prefetch": {}, "caching_allocator": {}, "local_steps": {{"steps": {}}}}}{}}})",
+             "measured_prefetch": {}, "caching_allocator": {}, "hierarchical_reduce": {},
+             "local_steps": {{"steps": {}}}}}{}}})",
       options.batch, options.accumulation, has("8bit") ? "AdamW8bit" : "AdamW", options.in_backward ? 0.0 : 1.0,
       !options.fp32, !options.in_backward, mode[5], overlap, has("qweights"), has("qgradients"),
       has("nvme")   ? "nvme"
@@ -148,7 +149,7 @@ std::string json_of(const Options& options, const std::string& mode) {
       is_default      ? "auto"
       : has("thread") ? "always"
                       : "never",
-      !has("fixed"), !options.glibc, local_steps_of(mode),
+      !has("fixed"), !options.glibc, number_after(mode, "-blocks"), number_after(mode, "-local"),
       options.bf16_sums ? R"(, "data_types": {"grad_accum_dtype": "bf16"})" : "");
 }
 
@@ -301,7 +302,7 @@ std::string kind_of(const std::string& mode) {
   std::string kind;
   for (const char* const word : {"8bit", "late", "qweights", "qgradients"})
     kind += mode.find(word) != std::string::npos ? word : "";
-  return kind + std::to_string(local_steps_of(mode));
+  return kind + std::to_string(number_after(mode, "-local"));
 }
 
 int run_rank(const Options& options) {

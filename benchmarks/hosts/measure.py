@@ -53,11 +53,12 @@ def theory(mode: str, numel: int, nbytes: int, hosts: int, slots: int) -> float:
         return 3 * (ranks - 1) / ranks * numel * nbytes
     # In blocks of 64: 4 or 8 bits each and a number in fp32.
     gradients = slots * away * numel * (36 / 64 if "qgradients" in mode else nbytes)
-    shared = mode.startswith("stage3") and "copying" not in mode and "qweights" not in mode
-    # Once for each host, or for each rank.
-    parameters = (1 if shared else slots) * away * numel * (68 / 64 if "qweights" in mode else nbytes)
-    if mode.startswith("stage3") and not shared:
-        parameters *= 2
+    if f"blocks{slots}" in mode:  # a sum for each host
+        gradients = away * numel * 4
+    fetched = mode.startswith("stage3") and ("copying" in mode or "qweights" in mode)
+    shared = "shared" in mode or (mode.startswith("stage3") and not fetched)
+    # Once for each host, or once or twice for each rank.
+    parameters = (1 if shared else 2 * slots if fetched else slots) * away * numel * (68 / 64 if "qweights" in mode else nbytes)
     return gradients + parameters
 
 

@@ -264,9 +264,29 @@ TEST(SimulateStep, MovesWhatThePartsDeclare) {
       EXPECT_NEAR(step.nbytes / (plan.traffic.nbytes + told), 1, 1e-9) << of.name << ", " << ranks << " ranks";
       const double part = plan.traffic.nbytes > 0 ? plan.traffic.between_hosts_nbytes / plan.traffic.nbytes : 0;
       if (is_node_shared(of)) continue;
-      EXPECT_NEAR(step.between_hosts_nbytes, part * step.nbytes, 1e-6 * step.nbytes) << of.name;
+      // What ranks tell each other comes evenly from each; of the rest a host may get a part only once.
+      const double away = ranks % per_host == 0 ? (ranks - per_host) / (ranks - 1.0) : part;
+      EXPECT_NEAR(step.between_hosts_nbytes, plan.traffic.between_hosts_nbytes + away * told, 1e-6 * step.nbytes)
+          << of.name;
     }
   }
+}
+
+/// Of the gradients, half as much passes between hosts of two ranks; the rest stays as it is.
+TEST(SimulateStep, HostsAddGradientsFirst) {
+  const Config plain = config_of(2), blocks = config_of(2, "", R"(, "hierarchical_reduce": 2)");
+  for (const int hosts : {2, 3}) {
+    const Cluster cluster = hosts_of(2 * hosts, 2);
+    const Plan before = plan_memory(small_gpt(), plain, cluster), after = plan_memory(small_gpt(), blocks, cluster);
+    const auto sums = 4 * static_cast<double>(before.padded_numel) * (hosts - 1) / (2 * hosts);  // into a rank
+    EXPECT_NEAR(before.traffic.between_hosts_nbytes - after.traffic.between_hosts_nbytes, sums, 1e-6 * sums);
+    const StepSimulation step = simulate(blocks, cluster), each = simulate(blocks, cluster, true);
+    EXPECT_NEAR(step.seconds, each.seconds, 1e-6 * each.seconds);
+    EXPECT_NEAR(simulate(plain, cluster).between_hosts_nbytes - step.between_hosts_nbytes, sums, 1e-6 * sums);
+  }
+  // On other hosts every gradient travels by itself.
+  EXPECT_EQ(plan_memory(small_gpt(), blocks, hosts_of(6, 3)).traffic.between_hosts_nbytes,
+            plan_memory(small_gpt(), plain, hosts_of(6, 3)).traffic.between_hosts_nbytes);
 }
 
 Cluster gpus_of(int ranks, int per_host) {

@@ -223,8 +223,8 @@ bool RankPlayer::complete_all_late() {
 }
 
 void RankPlayer::fetch_late(int unit) {
-  late_transfers_[static_cast<std::size_t>(unit)] =
-      world_.start(ranks_, sharding::publication_of(model_.shards, numel_of(unit)), topic(kLate, publications_));
+  late_transfers_[static_cast<std::size_t>(unit)] = world_.start(
+      ranks_, sharding::publication_of(model_.shards, numel_of(unit), /*is_late=*/true), topic(kLate, publications_));
   late_.fetched(unit);
 }
 

@@ -67,7 +67,7 @@ StepModel step_model(const ModelShape& model, const Config& config, const Cluste
   step.publishes_late = publishes_late(config, shards, step.moves_beside) && (!in_place || shards.hosts > 1);
   for (std::size_t u = 0; u < shards.units.size(); ++u) {
     const bool is_whole = in_place || shards.resident[u];
-    const bool comes = shards.units[u].trainable && sharding::publication_of(shards, 1).nbytes > 0;
+    const bool comes = shards.units[u].trainable && sharding::publication_of(shards, 1, /*is_late=*/true).nbytes > 0;
     if (is_whole && comes) step.whole_units.push_back(static_cast<int>(u));
   }
   step.publish_numel = config.zero_optimization.allgather_bucket_size;

@@ -117,12 +117,12 @@ void StepWriter::end_step() {
     double numel = 0;
     for (const int u : model_.whole_units)
       numel += static_cast<double>(shards.units[static_cast<std::size_t>(u)].numel);
-    if (numel > 0) collective(sharding::publication_of(shards, numel));
+    if (numel > 0) collective(sharding::publication_of(shards, numel, /*is_late=*/false));
   } else {
     for (const int u : model_.whole_units) {
       const std::int64_t all = shards.units[static_cast<std::size_t>(u)].numel;
       for (const layout::Range piece : layout::bucket_ranges(all, model_.publish_numel))
-        collective(sharding::publication_of(shards, static_cast<double>(piece.numel())));
+        collective(sharding::publication_of(shards, static_cast<double>(piece.numel()), /*is_late=*/false));
     }
   }
   actions_.push_back({Action::kPublish});

@@ -110,7 +110,10 @@ void declare_reducer(Footprint& out, const Workload& work) {
   if (shards.world_size == 1) return;
   out.traffic.reduced_numel += out.traffic.add(exchange_of(shards, added));
   // Without sharded optimizer states every rank receives all sums.
-  out.traffic.published_numel += out.traffic.add(sums_of(shards, trainable));
+  for (const auto& unit : shards.units) {
+    if (!unit.trainable) continue;
+    out.traffic.published_numel += out.traffic.add(sums_of(shards, static_cast<double>(unit.numel)));
+  }
   out.traffic.add(norm_of(shards));
 }
 

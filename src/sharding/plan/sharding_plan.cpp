@@ -306,6 +306,7 @@ ShardingPlan plan_sharding(const std::vector<layout::ParameterInfo>& parameters,
   shards.world_size = ranks.count;
   shards.sum_block = static_cast<int>(std::max<std::int64_t>(1, config.zerotorch.hierarchical_reduce));
   shards.hosts = ranks.hosts;
+  shards.alike_hosts = ranks.alike_hosts;
   shards.overlap = zero.overlaps_comm(ranks.module_on_cpu ? ranks.hosts : 1);
   shards.update = config::kind_of(config.zerotorch.update);
   shards.bucket_numel = layout::bucket_numel(zero.reduce_bucket_size, ranks.count, ranks.on_cpu);

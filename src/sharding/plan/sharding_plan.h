@@ -68,6 +68,7 @@ struct ShardingPlan {
   DType master_dtype = DType::kFloat32;  ///< of master weights
   int world_size = 1;
   int hosts = 1;
+  bool alike_hosts = true;  ///< as many ranks on each
   /// Of islands that train apart each has such a plan (zerotorch.local_steps); `island`: whose rank's memory it is.
   int islands = 1, island = 0;
   /// Of the configuration's optimizer, by unit and its slots: a rule each.

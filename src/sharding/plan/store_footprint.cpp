@@ -1,6 +1,7 @@
 // What the parameter stores hold and move: shards, resident units, buffers of gathers.
 #include <algorithm>
 
+#include "layout/bucket_schedule.h"
 #include "layout/state_slots.h"
 #include "sharding/plan/footprint.h"
 
@@ -60,7 +61,7 @@ void declare_units(Footprint& out) {
 }
 
 /// Elements that a step gathers, on average over ranks, and publishes.
-void declare_traffic(Footprint& out, const GatherUse& gather) {
+void declare_traffic(Footprint& out, const GatherUse& gather, const Config& config) {
   const auto gathered_numel = static_cast<double>(gather.gathered_numel);
   const ShardingPlan& shards = out.shards();
   const layout::Placements& place = shards.place;
@@ -72,8 +73,18 @@ void declare_traffic(Footprint& out, const GatherUse& gather) {
   if (place.uploads()) traffic.to_device_nbytes += (resident + gathered_numel) * low;
   if (shards.world_size == 1) return;
   traffic.gathered_numel += traffic.add(gather_of(shards, gathered_numel, static_cast<double>(gather.gathered_nbytes)));
-  const double whole = place.reads_in_place() ? static_cast<double>(shards.padded_numel(true)) : resident;
-  traffic.published_numel += traffic.add(publication_of(shards, whole));
+  const bool is_late = may_publish_late(config, shards);
+  if (place.reads_in_place() || is_late) {
+    const double whole = place.reads_in_place() ? static_cast<double>(shards.padded_numel(true)) : resident;
+    traffic.published_numel += traffic.add(publication_of(shards, whole, is_late));
+    return;
+  }
+  for (std::size_t u = 0; u < shards.units.size(); ++u) {
+    if (!shards.resident[u] || !shards.units[u].trainable) continue;
+    for (const layout::Range piece :
+         layout::bucket_ranges(shards.units[u].numel, config.zero_optimization.allgather_bucket_size))
+      traffic.published_numel += traffic.add(publication_of(shards, static_cast<double>(piece.numel()), is_late));
+  }
 }
 
 }  // namespace
@@ -90,7 +101,7 @@ void declare_store(Footprint& out, const Workload& work, const Config& config) {
   const auto gathered = static_cast<double>(gather.gathered_numel);
   if (shards.place.parameters.is_on_disk())
     out.hold_on_disk([&shards, gathered](int rank) { return disk_use(shards, rank, gathered); });
-  declare_traffic(out, gather);
+  declare_traffic(out, gather, config);
 }
 
 }  // namespace zero::sharding

@@ -20,9 +20,9 @@ bool is_on_host(const ShardingPlan& shards) {
 constexpr int kTwoTrips = 2;     // a record of the call, then its data (comm/messages/backend.h)
 constexpr int kTwoMessages = 2;  // likewise; or the number of a post, and its slice (comm/messages/board.cpp)
 
-/// Hosts with as many ranks each, several of them.
+/// Several hosts with as many ranks each, more than one.
 bool has_even_hosts(const ShardingPlan& shards) {
-  return shards.hosts > 1 && shards.ranks_per_node() > 1 && shards.hosts * shards.ranks_per_node() == shards.world_size;
+  return shards.hosts > 1 && shards.alike_hosts && shards.ranks_per_node() > 1;
 }
 
 /// A call in which each rank gets what the others have: a host gets it once where it is large
@@ -87,7 +87,7 @@ Transfer exchange_of(const ShardingPlan& shards, double numel) {
   return transfer;
 }
 
-Transfer publication_of(const ShardingPlan& shards, double numel) {
+Transfer publication_of(const ShardingPlan& shards, double numel, bool is_late) {
   const auto low = static_cast<double>(shards.low_nbytes());
   if (shards.place.reads_in_place()) {
     const double received = numel * (shards.hosts - 1) / shards.world_size;
@@ -97,7 +97,8 @@ Transfer publication_of(const ShardingPlan& shards, double numel) {
     return transfer;
   }
   const bool comes = !is_on_host(shards) && shards.sharding.optimizer_states;
-  return gathered(shards, to_all(shards, comes ? numel : 0, low));
+  const Transfer from_each = to_all(shards, comes ? numel : 0, low);
+  return is_late ? from_each : gathered(shards, from_each);
 }
 
 Transfer sums_of(const ShardingPlan& shards, double numel) {

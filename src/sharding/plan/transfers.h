@@ -29,8 +29,9 @@ struct Transfer {
 Transfer gather_of(const ShardingPlan& shards, double numel, double nbytes);
 /// Of a bucket's gradients to their owners, added there.
 Transfer exchange_of(const ShardingPlan& shards, double numel);
-/// Of updated parameters that are always whole: of the node-shared store, or of resident units.
-Transfer publication_of(const ShardingPlan& shards, double numel);
+/// Of updated parameters that are always whole: of the node-shared store, or of resident units. `is_late`: each rank
+/// fetches them (late_units.h); else they come in a call.
+Transfer publication_of(const ShardingPlan& shards, double numel, bool is_late);
 /// Of sums of gradients, where every rank updates everything.
 Transfer sums_of(const ShardingPlan& shards, double numel);
 /// Every rank learns the others' block sums and a hash of their order of use, as fp64 (GradientNorm).
