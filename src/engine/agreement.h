@@ -10,7 +10,7 @@
 namespace zero::engine {
 
 /// Call before throwing an error that every rank has found. Blocks until every rank has found it too, so that no rank
-/// leaves the group while others still read its data. *Collective.*
+/// leaves the group while others still read its data. Where one has left all the same, nothing is thrown. *Collective.*
 void leave_together(Group& group);
 
 /// Returns root's text on every rank. *Collective.*

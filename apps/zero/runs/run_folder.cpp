@@ -77,6 +77,8 @@ bool forget_unless_begun(const fs::path& folder) {
   return true;
 }
 
+bool holds_run(const fs::path& folder) { return !what_a_run_left(folder).empty(); }
+
 fs::path find_run_folder(const std::string& wanted) {
   if (!wanted.empty()) {
     if (!what_a_run_left(wanted).empty()) return fs::absolute(wanted).lexically_normal();

@@ -17,6 +17,9 @@ std::filesystem::path fresh_path(const std::filesystem::path& parent, const std:
 /// written to.
 std::filesystem::path make_run_folder(const std::string& wanted, const std::string& preset);
 
+/// Whether a run has begun there.
+bool holds_run(const std::filesystem::path& folder);
+
 /// The folder of a run that is to go on: `wanted`, or the newest below runs/ when that is empty. Throws
 /// ConfigError when there is none.
 std::filesystem::path find_run_folder(const std::string& wanted);

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -36,11 +37,42 @@ namespace {
 
 constexpr const char* kPlanVariable = "ZERO_TRAIN_PLAN";
 
+/// How often a launcher has started the ranks again.
+int restart_count() {
+  for (const char* name : {"ZERO_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"}) {
+    if (const char* text = std::getenv(name)) return std::atoi(text);
+  }
+  return 0;
+}
+
+/// What goes on with the run in `folder`: from its newest checkpoint, or, before the first, over.
+TrainOptions to_go_on(TrainOptions options, const std::string& folder) {
+  options.run_dir = folder;
+  options.resume.reset();
+  options.restart.reset();
+  (find_run(folder).is_fresh() ? options.restart : options.resume).emplace();
+  return options;
+}
+
+/// A launcher starts ranks again with the command that has begun the run.
+TrainOptions options_of_start(const TrainOptions& options) {
+  if (restart_count() == 0) return options;
+  const bool is_begun = options.restart || (!options.resume && !options.run_dir.empty() && holds_run(options.run_dir));
+  if (is_begun) return to_go_on(options, find_run_folder(options.run_dir).string());
+  if (options.run_dir.empty() && !options.resume) {
+    throw ConfigError(
+        "--run-dir: the ranks have been started again, and cannot tell which run they began; give its folder, so that "
+        "they go on from its last checkpoint");
+  }
+  return options;
+}
+
 /// Ranks that torchrun, mpirun, srun or `zero launch` has started: rank 0 prepares, the others get its plan.
-int run_under_launcher(const TrainOptions& options, int rank, const std::string& command_line) {
+int run_under_launcher(const TrainOptions& given, int rank, const std::string& command_line) {
   return rank_exit_code(rank, [&] {
     Group group = init_distributed();
     const std::string text = from_rank_0(group, [&] {
+      const TrainOptions options = options_of_start(given);
       const Ranks ranks{group.size(), group.local_size()};
       const nlohmann::json plan = options.resume || options.restart ? prepare_resume(options, ranks, command_line)
                                                                     : prepare_run(options, ranks, command_line);
@@ -83,15 +115,6 @@ bool may_go_on(const Ended& ended, const TrainPlan& plan) {
          !is_stuck(plan, ended) && !read_run_json(plan.run_folder, kSummary).value("diverged", false);
 }
 
-/// The plan of the run after its ranks have failed: from its newest checkpoint, or, before the first, over.
-TrainPlan plan_again(TrainOptions options, const TrainPlan& failed, const std::string& command_line) {
-  options.run_dir = failed.run_folder;
-  options.resume.reset();
-  options.restart.reset();
-  (find_run(failed.run_folder).is_fresh() ? options.restart : options.resume).emplace();
-  return prepare_resume(options, Ranks{failed.ranks}, command_line);
-}
-
 void say_how_to_go_on(const TrainPlan& plan) {
   const std::int64_t newest = saved_steps(find_run(plan.run_folder));
   if (newest >= plan.steps) return;
@@ -128,7 +151,8 @@ int run_locally(TrainOptions options, const std::string& command_line) {
     }
     print_error(fmt::format("zero train: starting all ranks again ({} of {})\n", restarts + 1, options.max_restarts));
     std::this_thread::sleep_for(restart_pause(restarts));
-    plan = plan_again(options, plan, command_line);
+    options = to_go_on(options, plan.run_folder);
+    plan = prepare_resume(options, Ranks{plan.ranks}, command_line);
     ended = launch_ranks(plan, options.grace_s);
   }
   if (may_go_on(ended, plan)) say_how_to_go_on(plan);
