@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import statistics
 import subprocess
@@ -156,20 +157,22 @@ def inside(args: argparse.Namespace) -> int:
         restarts.append(max(0.0, stepped - started - step_s))
     wall = run.seen[-1][0] - run.seen[0][0]
     same = subprocess.run([str(args.zero), "ckpt", "diff", "calm", "disturbed"], capture_output=True, text=True, check=False)
+    # A random stream is there as often as there are ranks.
+    is_same = not re.search(r"^ +(weight|exp_avg|exp_avg_sq|buffer)", same.stdout, re.M) and "tensors are equal" in same.stdout
     useful = steps * step_s
     down = sum(detections) + sum(restarts)
     result = {
         "hosts": args.hosts, "steps": steps, "step_s": step_s, "faults": len(faults), "starts": len(starts),
         "wall_s": wall, "calm_s": useful, "detection_s": statistics.mean(detections or [0]), "restart_s": statistics.mean(restarts or [0]),
-        "goodput": useful / wall, "same_weights": same.returncode == 0,
+        "goodput": useful / wall, "same_weights": is_same,
     }
     if faults:
         mtbf = (wall - down) / len(faults)
         result |= {"mtbf_s": mtbf, "predicted": predicted(args, mtbf, result["detection_s"], result["restart_s"], args.checkpoint_every * step_s)}
     print(json.dumps(result, indent=2))
-    if same.returncode != 0:
+    if not is_same:
         print((same.stdout + same.stderr)[-2000:], file=sys.stderr)
-    return 0 if same.returncode == 0 else 1
+    return 0 if is_same else 1
 
 
 def main() -> int:

@@ -66,9 +66,16 @@ struct LaunchOptions {
 /// if a log cannot be written.
 int launch(const LaunchOptions& options);
 
-/// How long to wait before a job that was started again `restarts` times starts once more: what has failed at once may
-/// take a while to mend. Local.
-std::chrono::seconds restart_pause(int restarts);
+/// How long a supervisor waits before it starts ranks again: longer after each start that failed within a minute, up to
+/// half a minute, as what has failed at once may take a while to mend; not at all after one that lasted. Local.
+class RestartPauses {
+ public:
+  /// `lasted`: the start that has failed.
+  std::chrono::seconds next(std::chrono::steady_clock::duration lasted);
+
+ private:
+  int short_starts_ = 0;  ///< in a row
+};
 
 /// If a launcher (zero launch, torchrun, mpirun, srun) started this process as a rank, or `nproc` is 1: runs `run_rank`
 /// in this process and returns its result. Else launch()es this program again as `nproc` ranks. `options.nproc` is

@@ -111,7 +111,9 @@ int launch_on_hosts(const HostsOptions& given) {
   if (options.agent.empty()) options.agent = {own_command()[0], "launch", "--as-rank", "--"};
   launcher::EventLog events(options.log_dir);
   int code = 1;
+  RestartPauses pauses;
   for (int restarts = 0;; ++restarts) {
+    const auto begin = std::chrono::steady_clock::now();
     const Choice choice = choose_hosts(options, events);
     bool may_start_again = restarts > 0;
     if (!choice.hosts.empty()) {
@@ -128,7 +130,7 @@ int launch_on_hosts(const HostsOptions& given) {
     if (restarts == options.max_restarts || !may_start_again) return code;
     launcher::write_line(options.name,
                          fmt::format("starting all ranks again ({} of {})", restarts + 1, options.max_restarts));
-    std::this_thread::sleep_for(restart_pause(restarts));
+    std::this_thread::sleep_for(pauses.next(std::chrono::steady_clock::now() - begin));
   }
 }
 

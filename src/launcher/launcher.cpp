@@ -461,9 +461,11 @@ int Job::report() const {
 
 }  // namespace
 
-std::chrono::seconds restart_pause(int restarts) {
+std::chrono::seconds RestartPauses::next(std::chrono::steady_clock::duration lasted) {
   constexpr int kMost = 30;
-  return std::chrono::seconds(std::min(restarts, kMost));
+  constexpr std::chrono::minutes kShort{1};
+  if (lasted >= kShort) short_starts_ = 0;
+  return std::chrono::seconds(std::min(short_starts_++, kMost));
 }
 
 int launch(const LaunchOptions& options) {
@@ -478,13 +480,15 @@ int launch(const LaunchOptions& options) {
     throw ConfigError(fmt::format("launch: got {} restarts, wanted 0 or more.", options.max_restarts));
   }
   const SubreaperGuard subreaper;
+  RestartPauses pauses;
   for (int restarts = 0;; ++restarts) {
     comm::ControlSegment::remove_left_behind();
+    const auto begin = std::chrono::steady_clock::now();
     Job job(options, restarts);
     const int code = job.run();
     if (restarts == options.max_restarts || !job.may_start_again()) return code;
     write_line(options.name, fmt::format("starting all ranks again ({} of {})", restarts + 1, options.max_restarts));
-    std::this_thread::sleep_for(restart_pause(restarts));
+    std::this_thread::sleep_for(pauses.next(std::chrono::steady_clock::now() - begin));
   }
 }
 

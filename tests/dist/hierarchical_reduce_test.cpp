@@ -18,6 +18,7 @@
 #include "support/errors.h"
 #include "support/mpi_job.h"
 #include "support/spawn.h"
+#include "support/temporary_folder.h"
 #include "zero/plan.h"
 #include "zero/zero.h"
 
@@ -33,14 +34,15 @@ struct Setting {
   std::string precision = kFp32;
   int block = kBlock;
   std::int64_t bucket_numel = 3000, batch = kMicroBatches;
+  double clipping = 1;
   std::string zero = {}, own = {};  ///< more keys
 
   std::string json() const {
-    return fmt::format(R"({{"train_batch_size": {}, "train_micro_batch_size_per_gpu": 1, {},
+    return fmt::format(R"({{"train_batch_size": {}, "train_micro_batch_size_per_gpu": 1, "gradient_clipping": {}, {},
       "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01, "weight_decay": 0.1}}}},
       "zero_optimization": {{"stage": {}, "stage3_param_persistence_threshold": 50, "reduce_bucket_size": {} {}}},
       "zerotorch": {{"seed": 5, "unit_numel": 3000, "hierarchical_reduce": {} {}}}}})",
-                       batch, precision, stage, bucket_numel, zero, block, own);
+                       batch, clipping, precision, stage, bucket_numel, zero, block, own);
   }
 };
 
@@ -157,6 +159,47 @@ TEST(HierarchicalReduce, SixteenBitsHaveOneCurve) {
       EXPECT_EQ(curve_of(group, {.precision = precision}), want) << precision;
       EXPECT_EQ(curve_of(group, {.stage = 3, .precision = precision, .bucket_numel = 1100}), want) << precision;
     }
+  }));
+}
+
+TEST(HierarchicalReduce, HasOneCurveWithOtherSchedulesAndPlaces) {
+  const TemporaryFolder folder;
+  const std::string nvme = fmt::format(R"("device": "nvme", "nvme_path": "{}")", folder.path());
+  const std::vector<Setting> all{
+      {.own = R"(, "update": "delayed")"},
+      {.zero = fmt::format(R"(, "offload_optimizer": {{{}}})", nvme), .own = R"(, "update": "speculative")"},
+      {.stage = 3,
+       .zero = fmt::format(R"(, "offload_optimizer": {{{}}})", nvme),
+       .own = fmt::format(R"(, "offload_gradients": {{{}}})", nvme)},
+      {.stage = 1, .precision = kBf16, .own = R"(, "update": "delayed")"}};
+  expect_all_ok(spawn(4, [&](Group group) {
+    Group pair = group.split(group.rank() / 2);
+    for (const Setting& setting : all) EXPECT_EQ(curve_of(group, setting), curve_of(pair, setting)) << setting.json();
+    // A window of one micro-batch.
+    Setting at_once{.batch = 4, .clipping = 0};
+    const Curve want = curve_of(group, at_once);
+    at_once.own = R"(, "update": "in_backward")";
+    EXPECT_EQ(curve_of(group, at_once).hash, want.hash);
+  }));
+}
+
+/// The micro-batches of an open window are added by other ranks than those after it.
+TEST(HierarchicalReduce, GoesOnWithAnOpenWindowOnOtherRanks) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("checkpoint");
+  expect_all_ok(spawn(4, [&](Group group) {
+    Group pair = group.split(group.rank() / 2);
+    auto engine = make_engine(group, {});
+    train(engine, 1);
+    engine.backward(loss_of(engine.typed_module(), engine.micro_steps() * 4 + group.rank()));
+    engine.step();
+    engine.save_checkpoint(path);
+    train(engine, 2);
+    auto resumed = make_engine(pair, {});
+    resumed.load_checkpoint(path);
+    train(resumed, 2);
+    EXPECT_EQ(hash_of(resumed), hash_of(engine));
+    EXPECT_EQ(resumed.grad_norm(), engine.grad_norm());
   }));
 }
 

@@ -139,6 +139,13 @@ TEST(Launcher, LongOutputArrivesWhole) {
   EXPECT_EQ(lines.count("[0] line 17 of rank 0"), 1u);
 }
 
+TEST(Launcher, StartsThatFailSoonWaitLongerEachTime) {
+  RestartPauses pauses;
+  for (int i = 0; i < 40; ++i) EXPECT_EQ(pauses.next(2s), std::chrono::seconds(std::min(i, 30)));
+  EXPECT_EQ(pauses.next(60s), 0s);
+  EXPECT_EQ(pauses.next(59s), 1s);
+}
+
 TEST(Launcher, AJobThatFailsStartsAgainAsOftenAsItMay) {
   const TemporaryFolder folder;
   // Rank 1 fails twice; each start has another job and another port, and no rank of an earlier one is left.

@@ -92,6 +92,20 @@ wait "$pid"
 expect "exit code before the first checkpoint" $? 137
 grep -q 'there is no checkpoint yet; `.* train --restart .*unsaved` begins it again' unsaved.out || fail "$(cat unsaved.out)"
 
+# ---- under a launcher that starts the ranks again with the same command ----
+"$zero" launch -n 2 --max-restarts 2 "$zero" train $common --quiet --run-dir launched > launched.out 2>&1 &
+pid=$!
+wait_for_steps launched 2
+kill_rank "$pid"
+wait_for_steps launched 9
+kill_rank "$pid"
+wait "$pid"
+expect "exit code of a run that its launcher started again ($(tail -3 launched.out))" $? 0
+final launched
+"$zero" launch -n 2 sh -c 'ZERO_RESTART_COUNT=1 exec "$@"' sh "$zero" train $common --quiet > nameless.out 2>&1 &&
+  fail "a run without a folder was started again"
+grep -q -e "--run-dir: the ranks have been started again" nameless.out || fail "$(cat nameless.out)"
+
 # ---- the limit of time is of all starts together ----
 timeout 60 "$zero" train $common --steps 1000000 --max-restarts 1 --max-minutes 0.15 -n 2 --quiet --run-dir limited > limited.out 2>&1 &
 pid=$!

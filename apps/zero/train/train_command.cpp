@@ -140,6 +140,8 @@ int run_locally(TrainOptions options, const std::string& command_line) {
       options.resume || options.restart
           ? prepare_resume(options, given, command_line)
           : prepare_run(options, given.value_or(Ranks{default_ranks(options.device, kDefaultRanks)}), command_line);
+  RestartPauses pauses;
+  auto begin = std::chrono::steady_clock::now();
   Ended ended = launch_ranks(plan, options.grace_s);
   for (int restarts = 0; restarts < options.max_restarts && may_go_on(ended, plan); ++restarts) {
     if (options.max_minutes > 0) {
@@ -150,9 +152,10 @@ int run_locally(TrainOptions options, const std::string& command_line) {
       }
     }
     print_error(fmt::format("zero train: starting all ranks again ({} of {})\n", restarts + 1, options.max_restarts));
-    std::this_thread::sleep_for(restart_pause(restarts));
+    std::this_thread::sleep_for(pauses.next(std::chrono::steady_clock::now() - begin));
     options = to_go_on(options, plan.run_folder);
     plan = prepare_resume(options, Ranks{plan.ranks}, command_line);
+    begin = std::chrono::steady_clock::now();
     ended = launch_ranks(plan, options.grace_s);
   }
   if (may_go_on(ended, plan)) say_how_to_go_on(plan);
