@@ -118,6 +118,12 @@ int Backend::move_transfers(int most) {
   return steps;
 }
 
+bool Backend::let_go_of_transfers() const noexcept {
+  bool clean = true;
+  for (Transfers* const transfers : transfers_) clean = transfers->let_go() && clean;
+  return clean;
+}
+
 bool Backend::transfers_under_way() const {
   return std::any_of(transfers_.begin(), transfers_.end(),
                      [](const Transfers* transfers) { return transfers->under_way(); });

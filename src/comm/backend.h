@@ -206,6 +206,8 @@ class Transfers {
   virtual std::string under_way_text() const = 0;
   /// The last post; empty: none yet.
   virtual std::string last_text() const = 0;
+  /// The group has failed: nothing more is written to memory of callers, who may free it. False: something may be.
+  virtual bool let_go() noexcept { return true; }
 };
 
 /// Used by one thread at a time: by a caller that holds a BackendGuard, or by its progress thread.
@@ -331,6 +333,8 @@ class Backend : public std::enable_shared_from_this<Backend> {
   /// progress() for boards and windows.
   int move_transfers(int most);
   bool transfers_under_way() const;
+  /// Transfers::let_go() of all.
+  bool let_go_of_transfers() const noexcept;
   std::string transfers_text() const;
   /// The last posts and fetches, appended to an error's text about this rank's last call.
   std::string last_transfers_text() const;

@@ -167,6 +167,8 @@ class MessageBackend final : public Backend {
   void receive_messages();
   void send_notice(int tag, const std::string& text) noexcept;
   void tell_failure() noexcept;
+  /// Nothing more is written to memory of callers, who free it when they get an exception.
+  void let_go() const noexcept;
   [[noreturn]] void throw_failure() const;
   [[noreturn]] void fail_group(const std::string& reason);
   std::string position_of(int rank) const;
@@ -191,7 +193,8 @@ class MessageBackend final : public Backend {
   std::unique_ptr<WindowMessage> message_ = std::make_unique<WindowMessage>();
   MessageHandle message_receive_ = 0;
 
-  std::string failure_;                  ///< empty: none
+  std::string failure_;  ///< empty: none
+  mutable bool has_let_go_ = false;
   std::atomic<bool> has_failed_{false};  ///< what other threads may ask
   std::vector<char> notice_;
   MessageHandle notice_receive_ = 0;

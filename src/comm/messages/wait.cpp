@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "base/clock.h"
 #include "comm/interrupt.h"
@@ -193,7 +194,23 @@ void MessageBackend::throw_if_failed() const {
   if (!failure_.empty()) throw_failure();
 }
 
+void MessageBackend::let_go() const noexcept {
+  constexpr std::int64_t kPatienceNs = base::kNanosPerSecond / 5;  // what has been matched comes, or its peer is lost
+  if (std::exchange(has_let_go_, true) || ::getpid() != pid_) return;
+  const std::int64_t deadline_ns = base::monotonic_ns() + kPatienceNs;
+  while (true) {
+    bool clean = let_go_of_transfers();
+    for (std::uint64_t s = data_sequence_; s < next_sequence_; ++s) {
+      clean = work_at(s).data_.cancel() && clean;
+      clean = work_at(s).relayed_.cancel() && clean;
+    }
+    if (clean || base::monotonic_ns() > deadline_ns) return;
+    ::sched_yield();
+  }
+}
+
 void MessageBackend::throw_failure() const {
+  let_go();
   if (messenger_->watch()) messenger_->watch()->told();
   throw CommError(fmt::format("{}\n  This is rank {} of {}. {}{}", failure_, rank(), size(), position_of(rank()),
                               last_transfers_text()));

@@ -35,6 +35,7 @@ class MessageWindow final : public HostedWindow, public WindowEnd {
 
   bool under_way() const override { return size() > 1; }  // somebody may ask at any time
   void take(int source, const WindowMessage& message) override;
+  bool let_go() noexcept override;
 
  protected:
   std::shared_ptr<FetchWork> new_work() override {
@@ -93,6 +94,16 @@ MessageWindow::~MessageWindow() {
   if (clean) return;
   group_.messenger().mark_failed(/*clean=*/false);
   new std::vector<std::shared_ptr<MessageFetch>>(std::move(fetches));  // they must outlive every message
+}
+
+bool MessageWindow::let_go() noexcept {
+  bool clean = true;
+  for (const auto& made : fetches_) {
+    const std::shared_ptr<MessageFetch> fetch = made.lock();
+    if (!fetch) continue;
+    for (MessageRequests& requests : fetch->receives) clean = requests.cancel() && clean;
+  }
+  return clean;
 }
 
 void MessageWindow::ask(FetchWork& work) {
