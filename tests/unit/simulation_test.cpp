@@ -284,6 +284,10 @@ TEST(SimulateStep, HostsAddGradientsFirst) {
     EXPECT_NEAR(step.seconds, each.seconds, 1e-6 * each.seconds);
     EXPECT_NEAR(simulate(plain, cluster).between_hosts_nbytes - step.between_hosts_nbytes, sums, 1e-6 * sums);
   }
+  ModelShape frozen = small_gpt();  // has no gradients
+  for (auto& parameter : frozen.parameters) parameter.trainable = false;
+  EXPECT_EQ(plan_memory(frozen, blocks, hosts_of(4, 2)).traffic.nbytes,
+            plan_memory(frozen, plain, hosts_of(4, 2)).traffic.nbytes);
   // On other hosts every gradient travels by itself.
   EXPECT_EQ(plan_memory(small_gpt(), blocks, hosts_of(6, 3)).traffic.between_hosts_nbytes,
             plan_memory(small_gpt(), plain, hosts_of(6, 3)).traffic.between_hosts_nbytes);

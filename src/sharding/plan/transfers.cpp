@@ -77,12 +77,14 @@ Transfer exchange_of(const ShardingPlan& shards, double numel) {
   }
   transfer.trips = 1;  // number and slice go together
   if (!has_even_hosts(shards) || shards.sum_block != shards.ranks_per_node()) return transfer;
-  const double gradients = numel * (shards.sum_block - 1) / shards.sum_block;
-  const double sums = numel * (shards.hosts - 1) / shards.world_size;
+  // Of one element: gradients of the ranks beside, and sums of the other hosts.
+  const double gradients = (shards.sum_block - 1.0) / shards.sum_block;
+  const double sums = (shards.hosts - 1.0) / shards.world_size;
+  const double nbytes = gradients * static_cast<double>(shards.gradient_nbytes()) + sums * sizeof(float);
   transfer.way = Way::kByHost;
-  transfer.numel = gradients + sums;
-  transfer.nbytes = gradients * static_cast<double>(shards.gradient_nbytes()) + sums * sizeof(float);
-  transfer.across = sums * sizeof(float) / transfer.nbytes;
+  transfer.numel = numel * (gradients + sums);
+  transfer.nbytes = numel * nbytes;
+  transfer.across = sums * sizeof(float) / nbytes;
   transfer.trips = 2;
   return transfer;
 }
