@@ -167,7 +167,7 @@ void check_ranks_fit(const TrainOptions& options, const LaunchedRank& found) {
   if (options.max_restarts > 0) {
     throw ConfigError(
         fmt::format("--max-restarts: {} starts the ranks, and would have to start them again; give it "
-                    "there, with zero train --resume RUN",
+                    "there, with zero train --run-dir DIR",
                     found.launcher));
   }
   if (!options.ranks || *options.ranks == found.size) return;
